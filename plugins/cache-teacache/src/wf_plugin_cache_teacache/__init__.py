@@ -1,0 +1,26 @@
+"""TeaCache (arXiv 2411.19108): skip the blocks at steps whose time embedding has changed little since the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from wf_core.api import hookimpl
+
+if TYPE_CHECKING:
+    from wf_core.api import Calibrator, Facts, FeatureCache
+
+
+@hookimpl
+def wf_feature_cache(feature: str, options: Mapping[str, Any], facts: Facts) -> FeatureCache:
+    from wf_plugin_cache_teacache.cache import TeaCache
+    from wf_plugin_cache_teacache.settings import settle
+
+    return TeaCache(settle(options, facts))
+
+
+@hookimpl
+def wf_calibrator(feature: str, options: Mapping[str, Any], facts: Facts) -> Calibrator:
+    from wf_plugin_cache_teacache.calibrate import TeaCacheCalibrator
+
+    return TeaCacheCalibrator(options, facts)

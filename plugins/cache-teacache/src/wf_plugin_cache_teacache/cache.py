@@ -1,0 +1,93 @@
+"""The feature: TeaCache around the stack of blocks.
+
+Wan's signal depends on the timestep alone, so the schedule of a run is a constant of its timesteps and checkpoint:
+it is made once, before the first model call, and is the same for every prompt, branch and rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from wf_core.api import CacheState, FeatureCache
+from wf_plugin_cache_teacache.plan import StaticPlan, build, fault, is_static
+from wf_plugin_cache_teacache.states import LiveState, StaticState
+
+if TYPE_CHECKING:
+    from wf_core.api import RunView
+    from wf_plugin_cache_teacache.settings import Settings
+
+_Key = tuple[tuple[float, ...], tuple[str, ...]]
+
+
+class TeaCache(FeatureCache):
+    """One session's TeaCache. Source of the rule: arXiv 2411.19108, section 3."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.settings = settings
+        self._plan: StaticPlan | None = None
+        self._checked: tuple[_Key, StaticPlan] | None = None
+        self._shown: dict[str, object] = {}
+
+    def check(self, run: RunView) -> Iterable[str]:
+        """Refuses a schedule that leaves the polynomial's domain, before the first model call."""
+        if not is_static(run):
+            return ()
+        plan = build(run, self.settings)
+        self._checked = ((run.timesteps, run.experts), plan)
+        reason = fault(plan, self.settings)
+        return (reason,) if reason else ()
+
+    def begin(self, run: RunView) -> None:
+        super().begin(run)
+        self._plan = self._static_plan(run)
+        self._checked = None
+        self._shown = self._describe(self._plan)
+        if self._plan is not None and not self._plan.free:
+            total = len(self._plan.decisions)
+            self.counters.fall_back(
+                "stack",
+                f"all {total} steps are computed: the first {self.settings.first} and the last "
+                f"{self.settings.last} always are, and so is an expert's first",
+            )
+
+    def new_state(self, run: RunView, expert: str, branch: str) -> CacheState:
+        if self._plan is not None:
+            return StaticState(self.settings, self.counters, self._plan)
+        return LiveState(self.settings, self.counters, run, expert)
+
+    def end(self) -> None:
+        super().end()
+        self._plan = None
+
+    def evidence(self) -> Mapping[str, object]:
+        return dict(self._shown)
+
+    def _static_plan(self, run: RunView) -> StaticPlan | None:
+        if not is_static(run):
+            return None
+        if self._checked is not None and self._checked[0] == (run.timesteps, run.experts):
+            return self._checked[1]
+        return build(run, self.settings)
+
+    def _describe(self, plan: StaticPlan | None) -> dict[str, object]:
+        settings = self.settings
+        shown: dict[str, object] = {
+            "decisions": "live" if plan is None else "static",
+            "signal": settings.signal,
+            "threshold": settings.threshold,
+            "first": settings.first,
+            "last": settings.last,
+            "source": settings.source,
+        }
+        if settings.confidence:
+            shown["confidence"] = settings.confidence
+        if settings.lent:
+            shown["uncalibrated"] = settings.lent
+        if settings.r2 is not None:
+            shown["r2"] = settings.r2
+        if plan is not None:
+            shown["scheduled_skips_per_branch"] = plan.skipped
+            shown["steps_outside_fit"] = plan.outside(settings.domain)
+        return shown

@@ -1,0 +1,143 @@
+"""Presets: which polynomial was fitted on which checkpoint, and who borrows it for which other.
+
+``presets.json`` holds the published ones; ``calibrated/*.json`` beside it, and any path that a request names, hold
+what ``wf calibrate teacache`` wrote. All of them are lists of the same record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from wf_core.api import BadInput
+
+SCHEMA = 1
+FEATURE = "teacache"
+SIGNALS = ("e", "e0")
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One fit. ``models`` are the ids of the checkpoints that it was fitted on, ``checkpoint`` their weights' hash.
+
+    ``first`` and ``last`` count solver steps; ``domain`` is the range of distances seen in the fit and ``r2`` its
+    coefficient of determination (both None where the source does not say).
+    """
+
+    id: str
+    models: tuple[str, ...]
+    signal: str
+    coefficients: tuple[float, ...]
+    first: int
+    last: int
+    threshold: float | None
+    confidence: str
+    sources: tuple[str, ...]
+    checkpoint: str = ""
+    r2: float | None = None
+    domain: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Somebody's use of a preset on a checkpoint that it was not fitted on."""
+
+    preset: str
+    threshold: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PresetFile:
+    """The presets of one calibrated checkpoint: one per signal, and the signal that fitted better."""
+
+    presets: Mapping[str, Preset]
+    signal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Everything shipped. ``fitted`` and ``borrowed`` map a model id to a preset or loan per signal; ``preferred`` is
+    the signal that a calibration found to be the better one.
+    """
+
+    presets: Mapping[str, Preset]
+    fitted: Mapping[str, Mapping[str, Preset]]
+    borrowed: Mapping[str, Mapping[str, Loan]]
+    preferred: Mapping[str, str]
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The shipped presets, read once per process."""
+    data = json.loads((HERE / "presets.json").read_text(encoding="utf-8"))
+    presets = {record["id"]: _preset(record) for record in data["presets"]}
+    preferred: dict[str, str] = {}
+    for path in sorted((HERE / "calibrated").glob("*.json")):
+        file = read_file(path)
+        for preset in file.presets.values():
+            presets[preset.id] = preset
+            preferred.update(dict.fromkeys(preset.models, file.signal))
+    fitted = {
+        model: {signal: presets[name] for signal, name in row.items()}
+        for model, row in data["fitted"].items()
+    }
+    borrowed = {
+        model: {signal: Loan(loan["preset"], loan["threshold"], loan["by"]) for signal, loan in row.items()}
+        for model, row in data["borrowed"].items()
+    }
+    return Catalogue(presets, fitted, borrowed, preferred)
+
+
+def read_file(path: Path) -> PresetFile:
+    """A file written by ``wf calibrate teacache``; raises ``BadInput`` with one line."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"preset file {path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BadInput(f"preset file {path} is not JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("feature") != FEATURE or data.get("schema") != SCHEMA:
+        raise BadInput(
+            f'preset file {path} is not a teacache preset: it needs "feature": "{FEATURE}" and "schema": {SCHEMA}'
+        )
+    try:
+        presets = {preset.signal: preset for preset in map(_preset, data["presets"])}
+        if data["signal"] not in presets:
+            raise ValueError(f"it has no preset for its own signal {data['signal']!r}")
+        return PresetFile(presets, data["signal"])
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise BadInput(f"preset file {path} cannot be used: {what}") from None
+
+
+def _preset(record: Mapping[str, Any]) -> Preset:
+    fit = record.get("fit") or {}
+    coefficients = tuple(float(number) for number in record["coefficients"])
+    threshold = record["threshold"]
+    if not coefficients or not all(map(math.isfinite, coefficients)):
+        raise ValueError(f"the coefficients of {record['id']} are not a list of finite numbers")
+    if record["signal"] not in SIGNALS:
+        raise ValueError(f"the signal of {record['id']} is {record['signal']!r}, not one of e, e0")
+    if threshold is not None and not (math.isfinite(threshold) and threshold > 0):
+        raise ValueError(f"the threshold of {record['id']} is {threshold!r}, not a finite number above 0")
+    return Preset(
+        id=str(record["id"]),
+        models=tuple(str(model).lower() for model in record["models"]),
+        signal=record["signal"],
+        coefficients=coefficients,
+        first=int(record["first"]),
+        last=int(record["last"]),
+        threshold=threshold,
+        confidence=str(record["confidence"]),
+        sources=tuple(record["sources"]),
+        checkpoint=str(record.get("checkpoint") or ""),
+        r2=fit.get("r2"),
+        domain=(float(fit["domain"][0]), float(fit["domain"][1])) if "domain" in fit else None,
+    )

@@ -1,0 +1,172 @@
+"""From a request to the numbers that the rule runs on, or a refusal that says what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wf_core.api import BadInput
+from wf_plugin_cache_teacache.presets import SIGNALS, Preset, catalogue, read_file
+
+if TYPE_CHECKING:
+    from wf_core.api import Facts
+
+DEFAULT_THRESHOLD = 0.26
+"""Used where coefficients are given or a preset names no threshold of its own."""
+
+RETAINED = {"e": (1, 1), "e0": (5, 0)}
+"""Solver steps always computed at the start and the end, by signal, as the authors' Wan2.1 script has them."""
+
+MODEL_ID = "model.id"
+CHECKPOINT_HASH = "model.checkpoint_hash"
+ALLOW = "request.allow_uncalibrated"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a session runs with. ``source`` names the polynomial's origin; ``lent`` why it is uncalibrated here."""
+
+    coefficients: tuple[float, ...]
+    threshold: float
+    signal: str
+    first: int
+    last: int
+    max_skip: int | None
+    source: str
+    lent: str = ""
+    confidence: str = ""
+    r2: float | None = None
+    domain: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A preset for this model, the threshold that goes with it, and why it is uncalibrated ("" when it is not)."""
+
+    preset: Preset
+    threshold: float | None
+    lent: str = ""
+
+
+def settle(options: Mapping[str, Any], facts: Facts) -> Settings:
+    """The settings of a session; raises ``BadInput`` when the request does not lead to a polynomial that fits."""
+    model = str(facts.get(MODEL_ID) or "").lower()
+    wanted = options.get("signal")
+    coefficients, named = options.get("coefficients"), options.get("preset")
+    if coefficients is not None and named is not None:
+        raise BadInput("teacache: coefficients and preset both name a polynomial; give one of them")
+    if coefficients is not None:
+        return _own(tuple(float(number) for number in coefficients), wanted or "e", options)
+    choice = _named(str(named), model, wanted, facts) if named is not None else _known(model, wanted, facts)
+    if choice.lent and facts.get(ALLOW) is not True:
+        raise BadInput(
+            f"teacache: {choice.lent}; say allow_uncalibrated=true to use it all the same, or run "
+            "`wf calibrate teacache` on this checkpoint and give the file as preset"
+        )
+    return _from_preset(choice, options)
+
+
+def _own(coefficients: tuple[float, ...], signal: str, options: Mapping[str, Any]) -> Settings:
+    if not coefficients:
+        raise BadInput("teacache: coefficients is an empty list; give a polynomial, the highest degree first")
+    first, last = RETAINED[signal]
+    return _settings(options, coefficients, DEFAULT_THRESHOLD, signal, first, last, source="coefficients")
+
+
+def _from_preset(choice: _Choice, options: Mapping[str, Any]) -> Settings:
+    preset = choice.preset
+    return _settings(
+        options,
+        preset.coefficients,
+        choice.threshold or DEFAULT_THRESHOLD,
+        preset.signal,
+        preset.first,
+        preset.last,
+        source=f"preset {preset.id}",
+        lent=choice.lent,
+        confidence=preset.confidence,
+        r2=preset.r2,
+        domain=preset.domain,
+    )
+
+
+def _settings(
+    options: Mapping[str, Any],
+    coefficients: tuple[float, ...],
+    threshold: float,
+    signal: str,
+    first: int,
+    last: int,
+    **origin: Any,
+) -> Settings:
+    given = {name: options[name] for name in ("threshold", "first", "last") if options.get(name) is not None}
+    return Settings(
+        coefficients=coefficients,
+        threshold=float(given.get("threshold", threshold)),
+        signal=signal,
+        first=int(given.get("first", first)),
+        last=int(given.get("last", last)),
+        max_skip=options.get("max_skip"),
+        **origin,
+    )
+
+
+def _known(model: str, wanted: str | None, facts: Facts) -> _Choice:
+    """The shipped preset for a model id: one fitted on it before one borrowed, ``e`` before ``e0``."""
+    shipped = catalogue()
+    fitted, borrowed = shipped.fitted.get(model, {}), shipped.borrowed.get(model, {})
+    if not fitted and not borrowed:
+        raise BadInput(
+            f"teacache: no preset is known for model id {model!r}; give coefficients (the highest degree first), or "
+            "preset=FILE as written by `wf calibrate teacache`"
+        )
+    order = (wanted,) if wanted else (shipped.preferred.get(model, SIGNALS[0]), *SIGNALS)
+    for signal in order:
+        if signal in fitted:
+            preset = fitted[signal]
+            return _Choice(preset, preset.threshold, _other_weights(preset, model, facts))
+    for signal in order:
+        if signal in borrowed:
+            loan = borrowed[signal]
+            lent = f"{model} has only the numbers of {loan.preset}, which {loan.by} borrows without a fit of its own"
+            return _Choice(shipped.presets[loan.preset], loan.threshold, lent)
+    there = ", ".join(sorted({*fitted, *borrowed}))
+    raise BadInput(f"teacache: {model} has no preset for signal {wanted}, only for {there}; leave signal out")
+
+
+def _named(name: str, model: str, wanted: str | None, facts: Facts) -> _Choice:
+    """The preset that a request names, by its id or as a file."""
+    preset = catalogue().presets.get(name)
+    if preset is None:
+        preset = _in_file(name, wanted)
+    if wanted is not None and preset.signal != wanted:
+        raise BadInput(
+            f"teacache: preset {preset.id} was fitted on signal {preset.signal} and says nothing about {wanted}; "
+            "leave signal out"
+        )
+    return _Choice(preset, preset.threshold, _other_weights(preset, model, facts))
+
+
+def _in_file(name: str, wanted: str | None) -> Preset:
+    path = Path(name)
+    if not path.is_file():
+        known = ", ".join(sorted(catalogue().presets))
+        raise BadInput(f"teacache: preset {name!r} is neither a file nor one of {known}")
+    file = read_file(path)
+    preset = file.presets.get(wanted or file.signal)
+    if preset is None:
+        raise BadInput(f"teacache: preset file {name} has no fit for signal {wanted}, only for {file.signal}")
+    return preset
+
+
+def _other_weights(preset: Preset, model: str, facts: Facts) -> str:
+    """Why a preset is not this checkpoint's own; "" when it is, as far as the facts tell."""
+    if model not in preset.models:
+        fitted_on = ", ".join(preset.models) or "an unnamed checkpoint"
+        return f"preset {preset.id} was fitted on {fitted_on}, this model is {model or 'of unknown id'}"
+    found = str(facts.get(CHECKPOINT_HASH) or "")
+    if preset.checkpoint and found and found != preset.checkpoint:
+        return f"preset {preset.id} was fitted on other weights ({preset.checkpoint[:12]}, these are {found[:12]})"
+    return ""

@@ -1,0 +1,174 @@
+"""The shipped numbers are the published ones, and the manifest knows the same models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from teacache_vectors import coefficients, vector
+
+import wf_plugin_cache_teacache
+from wf_core.api import BadInput
+from wf_plugin_cache_teacache.presets import catalogue, read_file
+from wf_plugin_cache_teacache.rule import polynomial
+
+HERE = Path(wf_plugin_cache_teacache.__file__).parent
+DATA = json.loads((HERE / "presets.json").read_text())
+RECORDS = {record["id"]: record for record in DATA["presets"]}
+FIELDS = (
+    "signal",
+    "coefficients",
+    "first",
+    "last",
+    "recommended_thresholds",
+    "aliases",
+    "sources",
+    "confidence",
+    "num_inference_steps",
+    "flow_shift",
+)
+# First 16 digits of the SHA-256 over the fields above, as collected from the cited sources.
+DIGESTS = {
+    "wan2.1-t2v-1.3b.e": "b2a513fdbc857dc5",
+    "wan2.1-t2v-1.3b.e0": "356493b41b442439",
+    "wan2.1-t2v-14b.e": "29a3073a9ae9d6b8",
+    "wan2.1-t2v-14b.e0": "72c99e2d76f09d19",
+    "wan2.1-i2v-14b-480p.e": "8b004b96df26e129",
+    "wan2.1-i2v-14b-480p.e0": "119785b6f6d85ab6",
+    "wan2.1-i2v-14b-720p.e": "6a545068035d672d",
+    "wan2.1-i2v-14b-720p.e0": "f870e99bbf962c78",
+    "wan2.2-ti2v-5b.e.lightx2v": "2ad92511415c6804",
+}
+
+
+def digest(record):
+    text = json.dumps([record[name] for name in FIELDS], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_every_published_wan_preset_is_shipped_unchanged():
+    assert {name: digest(record) for name, record in RECORDS.items()} == DIGESTS
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_shipped_polynomials_have_the_vectors_values(name):
+    case = vector("tea.poly")
+    preset = catalogue().presets[name]
+    assert preset.coefficients == coefficients(name)
+    found = [polynomial(preset.coefficients, d) for d in case["inputs"]["d"]]
+    assert found == pytest.approx(case["expected"][name], abs=case["tolerance"])
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_default_threshold_is_one_that_its_source_recommends(name):
+    recommended = []
+    for value in RECORDS[name]["recommended_thresholds"].values():
+        recommended += value if isinstance(value, list) else [value]
+    assert RECORDS[name]["threshold"] in recommended
+    assert RECORDS[name]["threshold"] < 0.26 or name == "wan2.2-ti2v-5b.e.lightx2v"
+
+
+def test_borrowed_presets_exist_and_are_nobodys_own():
+    for model, row in DATA["borrowed"].items():
+        for signal, loan in row.items():
+            lent = RECORDS[loan["preset"]]
+            assert lent["signal"] == signal
+            assert model not in lent["models"]
+            assert signal not in DATA["fitted"].get(model, {})
+
+
+def test_fitted_models_are_those_that_their_presets_name():
+    shipped = catalogue()
+    for model, row in shipped.fitted.items():
+        for signal, preset in row.items():
+            assert (model in preset.models, preset.signal) == (True, signal)
+    listed = {model for preset in shipped.presets.values() for model in preset.models}
+    assert listed == set(shipped.fitted), "a calibrated file needs its row in presets.json under fitted"
+
+
+def test_manifest_tables_name_the_same_models():
+    tables = tomllib.loads((HERE / "wf-plugin.toml").read_text())["table"]
+    assert {name: table["file"] for name, table in tables.items()} == dict.fromkeys(tables, "presets.json")
+    for table in tables.values():
+        found = DATA
+        for part in table["keys_at"].split("."):
+            found = found[part]
+        assert found
+    for signal in ("e", "e0"):
+        models = {
+            model
+            for rows in (DATA["fitted"], DATA["borrowed"])
+            for model, row in rows.items()
+            if signal in row
+        }
+        assert sorted(models) == DATA["signals"][signal]
+
+
+GOOD = {
+    "id": "own.e",
+    "models": ["Own"],
+    "signal": "e",
+    "coefficients": [1.0, 0.5],
+    "first": 1,
+    "last": 1,
+    "threshold": 0.2,
+    "confidence": "calibrated",
+    "sources": ["here"],
+    "fit": {"r2": 0.9, "domain": [0.01, 0.2]},
+}
+
+
+def write(path: Path, **changes) -> Path:
+    record = {**GOOD, **changes}
+    path.write_text(json.dumps({"schema": 1, "feature": "teacache", "signal": "e", "presets": [record]}))
+    return path
+
+
+def test_a_preset_file_is_read(tmp_path):
+    file = read_file(write(tmp_path / "own.json"))
+    preset = file.presets["e"]
+    assert (file.signal, preset.coefficients, preset.models) == ("e", (1.0, 0.5), ("own",))
+    assert (preset.r2, preset.domain) == (0.9, (0.01, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"coefficients": []}, "finite numbers"),
+        ({"coefficients": [1.0, float("nan")]}, "finite numbers"),
+        ({"coefficients": ["x"]}, "could not convert"),
+        ({"signal": "e7"}, "not one of e, e0"),
+        ({"signal": "e0"}, "no preset for its own signal"),
+        ({"threshold": 0}, "above 0"),
+        ({"threshold": float("inf")}, "above 0"),
+        ({"models": 3}, "not iterable"),
+    ],
+)
+def test_a_preset_file_that_is_wrong_is_one_line(tmp_path, changes, message):
+    path = write(tmp_path / "own.json", **changes)
+    with pytest.raises(BadInput, match=message) as error:
+        read_file(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"schema": 1}', '{"schema": 2, "feature": "teacache"}', '{"schema": 1, "feature": "x"}'],
+)
+def test_a_file_that_is_no_preset_is_named(tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"other\.json"):
+        read_file(path)
+
+
+def test_a_file_that_lacks_a_field_says_which(tmp_path):
+    path = tmp_path / "own.json"
+    record = {name: value for name, value in GOOD.items() if name != "first"}
+    path.write_text(json.dumps({"schema": 1, "feature": "teacache", "signal": "e", "presets": [record]}))
+    with pytest.raises(BadInput, match="it lacks 'first'"):
+        read_file(path)

@@ -1,0 +1,115 @@
+"""Small plugin distributions written into a temporary folder, as an installer would leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+
+def write_plugin(root: Path, name: str, manifest: str, code: str, version: str = "1.0") -> Path:
+    """A distribution ``wf-plugin-NAME`` in ``root``: metadata, manifest and one module. Returns ``root``."""
+    module = "wf_plugin_" + name.replace("-", "_")
+    package = root / module
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(dedent(code))
+    header = f'schema = 1\nname = "{name}"\napi = 1\n'
+    (package / "wf-plugin.toml").write_text(header + dedent(manifest))
+    info = root / f"wf_plugin_{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: wf-plugin-{name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[wf.plugins]\n{name} = {module}\n")
+    (info / "RECORD").write_text("")
+    return root
+
+
+CHAOS_MANIFEST = """
+kind = "fusion"
+summary = "Raises on demand, at a place that the request names."
+
+[[feature]]
+name = "chaos"
+tier = "exact"
+summary = "Passes everything through, and raises at the place named by its option."
+seams = ["denoiser", "attention", "vae.decode"]
+stage = "fusion"
+families = ["*"]
+effects = ["inference-only"]
+evidence = [{ counter = "seen", at_least = 1 }]
+
+[[feature.option]]
+name = "at"
+type = "str"
+default = "never"
+doc = "never, import, build, activation, begin, first-step, middle-step, attention, decode, end or close."
+
+[[switch]]
+name = "chaos"
+feature = "chaos"
+form = "feature"
+shorthand = ""
+off = [false]
+doc = "Raise at a place."
+"""
+
+CHAOS_CODE = """
+import os
+
+from wf_core.api import Technique, hookimpl
+
+if os.environ.get("CHAOS_AT") == "import":
+    raise RuntimeError("chaos at import")
+
+
+class Chaos(Technique):
+    def __init__(self, at):
+        self.at = at
+        self.calls = 0
+        if at == "build":
+            raise RuntimeError("chaos at build")
+
+    def _raise_at(self, place):
+        if self.at == place:
+            raise RuntimeError("chaos at " + place)
+
+    def prepare(self, components):
+        self._raise_at("activation")
+
+    def begin(self, run):
+        self.calls = 0
+        self._raise_at("begin")
+
+    def end(self):
+        self._raise_at("end")
+
+    def close(self):
+        self._raise_at("close")
+
+    def handlers(self):
+        return {"denoiser": self.denoiser, "attention": self.attention, "vae.decode": self.decode}
+
+    def denoiser(self, inner, site, *args):
+        self.calls += 1
+        self.counters.add("seen")
+        if self.calls == 1:
+            self._raise_at("first-step")
+        if self.calls == 4:
+            self._raise_at("middle-step")
+        return inner(*args)
+
+    def attention(self, inner, site, *args):
+        self._raise_at("attention")
+        return inner(*args)
+
+    def decode(self, inner, site, *args):
+        self._raise_at("decode")
+        return inner(*args)
+
+
+@hookimpl
+def wf_fusion(feature, options, facts):
+    return Chaos(options["at"])
+"""
+
+
+def write_chaos(root: Path) -> Path:
+    return write_plugin(root, "fusion-chaos", CHAOS_MANIFEST, CHAOS_CODE)

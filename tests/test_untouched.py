@@ -1,0 +1,179 @@
+"""Whatever a session does, and however it ends, the base and the process are as before, and the next request is right."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from support import models
+from support.plugins import write_chaos
+from wf_core import BaseModified, PluginFault, Refused
+from wf_core.fingerprint import fingerprint
+from wf_core.guard import ProcessState
+
+ATTENTION = [{}, {"attention_backend": "sdpa"}, {"attention_backend": "math"}, {"attention_backend": "torch_flash"},
+             {"attention_backend": "flex"}]  # fmt: skip
+CACHE = [{}, {"feature_cache": {"algorithm": "teacache", "coefficients": [1.0, 0.0], "threshold": 0.3}}]
+VAE = [
+    {},
+    {"vae_spatial_tiling": True, "vae_tile_size": [3, 3], "vae_tile_stride": [2, 2]},
+    {"vae_temporal_chunk_size": 1},
+    {"vae_decode_autocast": "bf16"},
+    {"vae_channels_last_3d": True},
+    {
+        "vae_spatial_tiling": True,
+        "vae_tile_size": [3, 3],
+        "vae_tile_stride": [2, 2],
+        "vae_temporal_chunk_size": 1,
+        "vae_decode_autocast": "bf16",
+        "vae_channels_last_3d": True,
+    },
+]
+COMBINATIONS = [{**a, **c, **v} for a, c, v in itertools.product(ATTENTION, CACHE, VAE)]
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return models.p1(scheduler=models.unipc())
+
+
+@pytest.fixture(scope="module")
+def arguments():
+    return models.call(num_inference_steps=4, output_type="pt")
+
+
+@pytest.fixture(scope="module")
+def plain(pipe, arguments):
+    return pipe(**models.fresh(arguments)).frames
+
+
+def assert_next_request_is_right(pipe, arguments, plain):
+    assert torch.equal(pipe(**models.fresh(arguments)).frames, plain)
+
+
+def test_every_installed_combination_leaves_the_base_and_the_process_untouched(host, pipe, arguments, plain):
+    process = ProcessState.capture()
+    before = fingerprint(pipe, contents=True)
+    for request in COMBINATIONS:
+        with host.session(pipe, request, verify_contents=True) as session:
+            session.pipe(**models.fresh(arguments))
+            report = session.report
+        asked = {key for key in request if key not in ("vae_tile_size", "vae_tile_stride")}
+        assert len(report["effective"]) == len(asked), request
+        assert report["memory"]["held_bytes"] == 0
+        assert before.diff(fingerprint(pipe, contents=True)) == [], request
+        assert process.diff(ProcessState.capture()) == [], request
+    assert_next_request_is_right(pipe, arguments, plain)
+
+
+PLACES = ["build", "activation", "begin", "first-step", "middle-step", "attention", "decode", "end", "close"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_plugin_that_raises_leaves_nothing_behind(host_with, pipe, arguments, plain, place):
+    host = host_with(write_chaos)
+    process = ProcessState.capture()
+    before = fingerprint(pipe, contents=True)
+    with pytest.raises((PluginFault, RuntimeError)) as caught:
+        with host.session(pipe, {"chaos": {"at": place}}, verify_contents=True) as session:
+            session.pipe(**models.fresh(arguments))
+    told = str(caught.value) + " ".join(getattr(caught.value, "__notes__", ()))
+    assert "fusion-chaos" in told, "the plugin must be named"
+    assert f"chaos at {place}" in told
+    assert before.diff(fingerprint(pipe, contents=True)) == []
+    assert process.diff(ProcessState.capture()) == []
+    assert_next_request_is_right(pipe, arguments, plain)
+
+
+def test_a_plugin_that_raises_at_import_leaves_nothing_behind(
+    host_with, monkeypatch, pipe, arguments, plain
+):
+    import sys
+
+    monkeypatch.setenv("CHAOS_AT", "import")
+    host = host_with(write_chaos)
+    before = fingerprint(pipe, contents=True)
+    with pytest.raises(PluginFault, match="chaos at import"):
+        host.session(pipe, {"chaos": True})
+    assert not [name for name in sys.modules if name.startswith("wf_plugin_fusion_chaos")]
+    assert before.diff(fingerprint(pipe, contents=True)) == []
+    assert_next_request_is_right(pipe, arguments, plain)
+
+
+CACHE_REQUEST = {"feature_cache": {"algorithm": "teacache", "coefficients": [1.0, 0.0], "threshold": 10.0}}
+
+
+def test_the_request_after_an_aborted_one_in_the_same_session_is_right(host, pipe, arguments):
+    """A callback raises in the middle; then the same request, and one of another size, run as if first."""
+
+    def abort(pipe, index, timestep, values):
+        if index == 2:
+            raise KeyboardInterrupt
+        return values
+
+    other = {**arguments, "height": 48, "num_inference_steps": 5}
+    with host.session(pipe, CACHE_REQUEST) as session:
+        first = session.pipe(**models.fresh(arguments)).frames
+        with pytest.raises(KeyboardInterrupt):
+            session.pipe(**models.fresh(arguments), callback_on_step_end=abort)
+        assert session.report["run"]["state"] == "aborted"
+        assert session.held_bytes() == 0
+        again = session.pipe(**models.fresh(arguments)).frames
+        taller = session.pipe(**models.fresh(other)).frames
+        assert session.report["effective"]["teacache"]["state"] == "effective"
+    with host.session(pipe, CACHE_REQUEST) as session:
+        taller_first = session.pipe(**models.fresh(other)).frames
+    assert torch.equal(first, again)
+    assert torch.equal(taller, taller_first)
+
+
+def test_an_interrupted_run_is_reported_and_the_next_is_right(host, pipe, arguments):
+    def interrupt(pipe, index, timestep, values):
+        if index == 1:
+            pipe._interrupt = True
+        return values
+
+    with host.session(pipe, CACHE_REQUEST) as session:
+        first = session.pipe(**models.fresh(arguments)).frames
+        session.pipe(**models.fresh(arguments), callback_on_step_end=interrupt)
+        report = session.report
+        assert torch.equal(session.pipe(**models.fresh(arguments)).frames, first)
+    assert report["run"]["state"] == "interrupted"
+    assert report["steps"]["calls"] == {"transformer/cond": 2, "transformer/uncond": 2}
+
+
+def test_writing_to_a_weight_of_the_base_is_an_error_that_names_the_plugin(host, pipe, arguments):
+    weight = pipe.transformer.blocks[0].ffn.net[2].weight
+    session = host.session(pipe, {"attention_backend": "math"}, verify_contents=True)
+    with torch.no_grad():
+        weight.add_(1.0)
+    try:
+        with pytest.raises(BaseModified, match=r"blocks\.0\.ffn.*") as caught:
+            session.close()
+        assert caught.value.plugins == ("attention-sdpa",)
+    finally:
+        with torch.no_grad():
+            weight.sub_(1.0)
+
+
+def test_a_process_wide_change_is_undone_and_named(host, pipe):
+    session = host.session(pipe, {"attention_backend": "math"})
+    torch.backends.cuda.enable_math_sdp(False)
+    with pytest.raises(BaseModified, match="math"):
+        session.close()
+    assert torch.backends.cuda.math_sdp_enabled()
+
+
+def test_a_refusal_at_the_begin_of_a_run_makes_no_model_call(host, pipe):
+    with host.session(pipe, {}) as session:
+        calls = []
+        session.pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+        with pytest.raises(Refused, match="40"):
+            session.pipe(**models.call(height=40))
+        with pytest.raises(Refused, match="9"):
+            session.pipe(**models.call(num_frames=10))
+        assert calls == []
+        session.pipe(**models.call())
+        assert calls

@@ -1,0 +1,48 @@
+"""Whose fault an exception is: the plugin nearest to where it was raised, found in its traceback, at no cost before."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from wf_core.errors import Ineligible, PluginFault
+
+if TYPE_CHECKING:
+    from wf_core.plan import Plan, PlannedFeature
+    from wf_core.techniques import Technique
+
+
+def plugin_of(plan: Plan, name: str) -> str:
+    """The plugin of a planned feature; the name itself for a technique that no plan names."""
+    feature = plan.feature(name)
+    return feature.plugin if feature is not None else name
+
+
+def feature_in_traceback(
+    plan: Plan, techniques: dict[str, Technique], error: BaseException
+) -> PlannedFeature | None:
+    """The planned feature whose technique's module is deepest in the traceback; None if none is."""
+    packages = {type(t).__module__.split(".")[0]: name for name, t in techniques.items()}
+    found: str | None = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        package = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
+        found = packages.get(package, found)
+        trace = trace.tb_next
+    return plan.feature(found) if found is not None else None
+
+
+def attribute(plan: Plan, techniques: dict[str, Technique], error: BaseException) -> BaseException:
+    """The error to raise: the same one with a note that names the plugin, or a ``PluginFault`` for a call that was
+    not eligible.
+    """
+    feature = feature_in_traceback(plan, techniques, error)
+    if feature is None:
+        return error
+    if isinstance(error, Ineligible):
+        advice = 'pass on_ineligible="dense" to compute such calls by the stock code, counted'
+        fault = PluginFault(feature.plugin, f"feature {feature.name!r}", f"{error} ({advice})")
+        fault.__cause__ = error
+        return fault
+    error.add_note(f"raised in feature {feature.name!r} of plugin {feature.plugin!r}")
+    return error

@@ -1,0 +1,101 @@
+"""``wf``: the command line. Commands are imported when they are called, so that none pays for another."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+COMMANDS = {
+    "calibrate": ("calibrate", "Measure a model and write the preset that a feature accepts."),
+    "doctor": ("doctor", "What this machine can run, and why not the rest."),
+    "list-plugins": ("list_plugins", "Every installed plugin with its state and reason."),
+    "resolve": ("resolve", "Judge a request for a model, without loading it."),
+    "run": ("run", "A clip from a prompt, and the report of what took effect."),
+    "show": ("show", "Everything that a feature declares."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of their own; each module has one ``command``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"wf_core.cli.{COMMANDS[cmd_name][0]}").command
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in ``wf --help``, from the table above: no command is imported for it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from wf_core.names import did_you_mean
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:  # type: ignore[override]
+        """Runs a command and ends the process: 0 done, 2 refused or bad input, 1 a fault of the host."""
+        if not extra.pop("standalone_mode", True):
+            return super().main(args, *rest, standalone_mode=False, **extra)
+        sys.exit(self._run(args, *rest, **extra))
+
+    def _run(self, args: Sequence[str] | None, *rest: Any, **extra: Any) -> int:
+        from wf_core.errors import WfError
+
+        try:
+            code = super().main(args, *rest, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            return 2
+        except click.ClickException as error:
+            return _say(error.format_message(), 2)
+        except WfError as error:
+            return _say(str(error), 2)
+        except (KeyboardInterrupt, click.Abort):
+            return _say("interrupted", 130)
+        except Exception as error:
+            return _fault(error)
+        return code if isinstance(code, int) else 0
+
+
+def _say(message: str, code: int) -> int:
+    """One line on stderr, whatever the message holds."""
+    click.echo("wf: " + " ".join(message.split()), err=True)
+    return code
+
+
+def _fault(error: Exception) -> int:
+    if os.environ.get("WF_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    return _say(f"a fault of the host: {type(error).__name__}: {error} (WF_DEBUG=1 shows where)", 1)
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from wf_core import __version__
+
+        click.echo(f"wf-core {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+def main() -> None:
+    """A plugin host that accelerates open video diffusion models, and proves that it did."""

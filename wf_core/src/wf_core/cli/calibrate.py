@@ -1,0 +1,92 @@
+"""``wf calibrate FEATURE MODEL``: measure a model and write the preset that the feature accepts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from wf_core.host import Host
+
+
+@click.command("calibrate")
+@click.argument("feature")
+@click.argument("model")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The preset to write, as JSON.")
+@click.option("--prompt", "prompts", multiple=True, help="A calibration prompt; may be repeated.")
+@click.option("--steps", "num_inference_steps", type=int, default=None, help="Solver steps.")
+@click.option("--height", type=int, default=None, help="Pixels.")
+@click.option("--width", type=int, default=None, help="Pixels.")
+@click.option("--frames", "num_frames", type=int, default=None, help="Frames.")
+@click.option("--guidance", "guidance_scale", type=float, default=None, help="Guidance scale.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first prompt's noise.")
+@click.option("--dtype", default=None, help="float32, bfloat16 or float16.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda ...")
+@click.option("--json", "as_json", is_flag=True, help="Print the preset on stdout as well.")
+def command(
+    feature: str,
+    model: str,
+    out: Path,
+    prompts: Sequence[str],
+    seed: int,
+    dtype: str | None,
+    device: str,
+    as_json: bool,
+    **call: Any,
+) -> None:
+    """Run MODEL densely over calibration prompts and fit FEATURE's preset to what is seen."""
+    from wf_core.cli.run import model_defaults
+    from wf_core.errors import BadInput
+    from wf_core.host import Host
+    from wf_core.media import check_output_path, write_text
+
+    check_output_path(out)
+    host = Host.discover()
+    defaults = dict(model_defaults(host, model))
+    prompts = prompts or defaults.get("calibration_prompts", ())
+    if not prompts:
+        raise BadInput(f"{model} declares no calibration prompts; give at least one with --prompt")
+    known = {key: value if value is not None else defaults.get(key) for key, value in call.items()}
+    known = {key: value for key, value in known.items() if value is not None}
+    preset = calibrate(host, feature, model, prompts, known, seed, dtype or defaults.get("dtype", "float32"), device)
+    text = json.dumps(preset, indent=2)
+    write_text(text + "\n", out)
+    if as_json:
+        click.echo(text)
+    else:
+        click.echo(f"wrote {out}: {len(prompts)} prompts, {preset['calibration']['num_inference_steps']} steps each")
+
+
+def calibrate(
+    host: Host,
+    feature: str,
+    model: str,
+    prompts: Sequence[str],
+    call: Mapping[str, Any],
+    seed: int,
+    dtype: str,
+    device: str,
+) -> dict[str, Any]:
+    """The preset of ``feature`` for ``model``: the plugin's result, with the checkpoint and the settings measured at."""
+    import torch
+
+    from wf_core.checkpoints import checkpoint_hash, load_pipeline
+
+    plugin = host.catalog.feature_plugin(feature)
+    facts = host.facts(model)
+    calibrator = host.call_hook(plugin, "wf_calibrator", feature=feature, options={}, facts=facts)
+    pipe = load_pipeline(host.model_directory(model), dtype, device)
+    with host.session(pipe, {}, extra={"calibrator": calibrator}) as session:
+        for number, prompt in enumerate(prompts):
+            generator = torch.Generator("cpu").manual_seed(seed + number)
+            session.pipe(prompt=prompt, generator=generator, output_type="latent", **call)
+    return {
+        **calibrator.result(),
+        "model": facts.get("model.id"),
+        "checkpoint": checkpoint_hash(host.model_directory(model)),
+        "calibration": {**call, "prompts": list(prompts), "seed": seed, "dtype": dtype},
+    }

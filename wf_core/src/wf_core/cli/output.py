@@ -1,0 +1,54 @@
+"""How commands write: one JSON object, or a table that is plain text where stdout is no terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """The one object that ``--json`` promises on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; with rich on a terminal, else aligned columns that a script can read."""
+    if sys.stdout.isatty():
+        _rich_table(headers, rows)
+        return
+    widths = [max(len(row[index]) for row in (headers, *rows)) for index in range(len(headers))]
+    for row in (headers, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def print_pairs(pairs: Mapping[str, str]) -> None:
+    """``name  value`` lines, the names aligned."""
+    width = max((len(name) for name in pairs), default=0)
+    for name, value in pairs.items():
+        click.echo(f"{name.ljust(width)}  {value}".rstrip())
+
+
+def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for row in rows:
+        table.add_row(*(_styled(cell) for cell in row))
+    Console(highlight=False).print(table)
+
+
+def _styled(cell: str) -> str:
+    from rich.markup import escape
+
+    colours = {"available": "green", "unavailable": "yellow", "blocked": "dim", "broken": "red"}
+    colours |= {"incompatible": "red", "ambiguous": "yellow"}
+    text = escape(cell)
+    return f"[{colours[cell]}]{text}[/]" if cell in colours else text

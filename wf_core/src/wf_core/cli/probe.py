@@ -1,0 +1,30 @@
+"""``python -m wf_core.cli.probe NAME``: import one plugin in this process and say how it went, as one JSON line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from wf_core.discovery import discover
+from wf_core.errors import PluginFault
+from wf_core.loading import load_plugin
+
+
+def main(name: str) -> None:
+    """The last line of stdout is the answer, whatever the plugin prints."""
+    record = discover().plugin(name)
+    if record is None:
+        state, reason = "broken", "not found"
+    else:
+        try:
+            load_plugin(record)
+            state, reason = "available", ""
+        except PluginFault:
+            state, reason = record.state, record.reason
+    click.echo("\n" + json.dumps({"state": state, "reason": reason}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,50 @@
+"""A report as text: one table of features, one of steps, and the fallbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    features = Table("feature", "kind", "tier", "state", "evidence", title=f"plan {report['plan']}", title_justify="left")
+    for name, claim in report["effective"].items():
+        features.add_row(name, claim["kind"], claim["tier"], claim["state"], _pairs(claim["evidence"]))
+    if not report["effective"]:
+        features.add_row("(none)", "", "", "", "the stock computation")
+    console.print(features)
+    console.print(_steps_table(Table, report["steps"]))
+    for item in report["fallbacks"]:
+        console.print(f"fell back: {item['feature']} at {item['seam']}, {item['count']} x: {item['reason']}")
+    for warning in report.get("warnings", ()):
+        console.print(f"warning: {warning}")
+
+
+def _steps_table(table_class: Any, steps: Mapping[str, Any]) -> Any:
+    cache = steps.get("cache")
+    table = table_class("expert / branch", "calls", "computed", "skipped", "skipped steps", title="steps", title_justify="left")
+    for key, calls in steps.get("calls", {}).items():
+        row = cache["branches"].get(key) if cache else None
+        computed = len(row["computed"]) if row else calls
+        skipped = row["skipped"] if row else []
+        table.add_row(key, str(calls), str(computed), str(len(skipped)), _ranges(skipped))
+    return table
+
+
+def _pairs(evidence: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in evidence.items())
+
+
+def _ranges(steps: Iterable[int]) -> str:
+    """``[2, 3, 4, 7]`` -> ``2-4, 7``."""
+    runs: list[list[int]] = []
+    for step in sorted(steps):
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,0 +1,127 @@
+"""``wf run``: a clip from a prompt through a session, and the report of what took effect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wf_core.cli.settings import collect_settings, settings_options
+
+if TYPE_CHECKING:
+    from wf_core.host import Host
+
+CALL_KEYS = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale")
+
+
+@click.command("run")
+@click.argument("model")
+@click.option("--prompt", required=True, help="What the clip shows.")
+@click.option("--negative-prompt", default=None, help="What it should not show.")
+@settings_options
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The clip: .mp4 or .gif.")
+@click.option("--report", "report_path", type=click.Path(path_type=Path), default=None, help="The report, as JSON.")
+@click.option("--height", type=int, default=None, help="Pixels.")
+@click.option("--width", type=int, default=None, help="Pixels.")
+@click.option("--frames", "num_frames", type=int, default=None, help="Frames of the clip.")
+@click.option("--steps", "num_inference_steps", type=int, default=None, help="Solver steps.")
+@click.option("--guidance", "guidance_scale", type=float, default=None, help="Guidance scale; 1 turns it off.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the starting noise.")
+@click.option("--fps", type=float, default=None, help="Frames per second of the written clip.")
+@click.option("--dtype", default=None, help="float32, bfloat16 or float16; the model's own default if not given.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 ...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def command(
+    model: str,
+    prompt: str,
+    negative_prompt: str | None,
+    settings: tuple[str, ...],
+    load_json: Path | None,
+    out: Path,
+    report_path: Path | None,
+    seed: int,
+    fps: float | None,
+    dtype: str | None,
+    device: str,
+    as_json: bool,
+    **call: Any,
+) -> None:
+    """Generate a clip with MODEL, a checkpoint directory or a registered name.
+
+    Everything is checked before a weight is read: the request, the paths, the sizes. On a refusal nothing is written.
+    """
+    from wf_core.host import Host
+    from wf_core.media import check_clip_path, check_output_path
+
+    check_clip_path(out)
+    if report_path is not None:
+        check_output_path(report_path)
+    host = Host.discover()
+    request = collect_settings(settings, load_json)
+    defaults = model_defaults(host, model)
+    known = {key: call[key] if call[key] is not None else defaults.get(key) for key in CALL_KEYS}
+    known = {key: value for key, value in known.items() if value is not None}
+    plan = host.resolve(model, request, run=known)
+    result = generate(
+        host, model, plan, {**known, "prompt": prompt, "negative_prompt": negative_prompt}, seed,
+        dtype or str(defaults.get("dtype", "float32")), device,
+    )  # fmt: skip
+    written = save(result, out, report_path, fps or float(defaults.get("fps", 16)))
+    show(result, written, as_json)
+
+
+def model_defaults(host: Host, model: str) -> Mapping[str, Any]:
+    """The call defaults that a registered model declares; empty for a directory."""
+    declared = host.model(model)
+    return declared.defaults_dict() if declared is not None else {}
+
+
+def generate(
+    host: Host, model: str, plan: Any, call: Mapping[str, Any], seed: int, dtype: str, device: str
+) -> dict[str, Any]:
+    """Load, open a session, run once. Returns frames ``[F, H, W, 3]`` uint8, the report and the wall times."""
+    import torch
+
+    from wf_core.checkpoints import load_pipeline
+
+    started = time.perf_counter()
+    pipe = load_pipeline(host.model_directory(model), dtype, device)
+    loaded = time.perf_counter()
+    with host.session(pipe, plan) as session:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        video = session.pipe(**call, generator=generator, output_type="np").frames[0]
+    frames = (video * 255).round().clip(0, 255).astype("uint8")
+    seconds = {"load": loaded - started, "run": time.perf_counter() - loaded}
+    return {"frames": frames, "report": session.report, "seconds": seconds}
+
+
+def save(result: Mapping[str, Any], out: Path, report_path: Path | None, fps: float) -> dict[str, str]:
+    """Write clip, contact sheet and report; the paths written, by what they are."""
+    from wf_core.media import write_clip, write_contact_sheet, write_text
+
+    sheet = out.with_suffix(".png")
+    write_clip(result["frames"], out, fps)
+    write_contact_sheet(result["frames"], sheet)
+    written = {"clip": str(out), "contact_sheet": str(sheet)}
+    if report_path is not None:
+        write_text(result["report"].to_json(indent=2) + "\n", report_path)
+        written["report"] = str(report_path)
+    return written
+
+
+def show(result: Mapping[str, Any], written: Mapping[str, str], as_json: bool) -> None:
+    import json
+
+    from wf_core.cli.report_table import print_report
+
+    report, seconds = result["report"], {k: round(v, 3) for k, v in result["seconds"].items()}
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "written": dict(written), "seconds": seconds, "report": dict(report)}, default=str))
+        return
+    print_report(report)
+    for what, path in written.items():
+        click.echo(f"{what.replace('_', ' ')}: {path}")
+    click.echo(f"loaded in {seconds['load']:.1f} s, ran in {seconds['run']:.1f} s")

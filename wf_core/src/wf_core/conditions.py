@@ -1,0 +1,230 @@
+"""Conditions: comparisons over facts and options with three answers, read from a manifest as data.
+
+The set of operators is closed; there is no expression language. A leaf compares one fact or option with a
+literal, another fact, another option, or the keys of a table; ``any_of`` and ``all_of`` join them.
+An option that was not given compares like "nothing": only ``present``, ``eq`` and ``ne`` can be met by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from wf_core.values import freeze, show
+
+if TYPE_CHECKING:
+    from wf_core.facts import Facts
+
+State = Literal["met", "unmet", "unknown"]
+Tables = Mapping[str, frozenset[Any]]
+NO_TABLES: Tables = {}
+
+OPERATORS = ("eq", "ne", "in", "lt", "le", "gt", "ge", "divisible_by", "present", "contains_all", "in_table")
+JOINS = ("any_of", "all_of")
+
+
+class BadCondition(ValueError):
+    """A condition that is not written in the closed form; the message says what is wrong with it."""
+
+
+@attrs.frozen
+class Verdict:
+    """The answer of a condition: ``reason`` is the manifest's sentence, ``missing`` the facts not known yet."""
+
+    state: State
+    reason: str = ""
+    missing: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Ref:
+    """A named fact or option, as subject or operand of a comparison."""
+
+    kind: Literal["fact", "option"]
+    name: str
+
+    def find(self, facts: Facts, options: Mapping[str, Any]) -> tuple[bool, Any]:
+        """Whether the value is known, and the value. An option is always known, ``None`` when not given."""
+        if self.kind == "option":
+            return True, options.get(self.name)
+        return self.name in facts, facts.get(self.name)
+
+
+@attrs.frozen
+class Condition:
+    """One condition: a leaf (``subject`` and ``tests``) or a join (``join`` and ``parts``)."""
+
+    subject: Ref | None = None
+    tests: tuple[tuple[str, Any], ...] = ()
+    join: str = ""
+    parts: tuple[Condition, ...] = ()
+    reason: str = ""
+    code: str = ""
+
+    @classmethod
+    def parse(cls, data: Any, *, top: bool = True) -> Condition:
+        """Reads the TOML form. A condition at the top must carry a ``reason``; raises `BadCondition`."""
+        if not isinstance(data, Mapping):
+            raise BadCondition(f"a condition is a table, got {show(data)}")
+        reason, code = data.get("reason", ""), data.get("code", "")
+        if top and not (isinstance(reason, str) and reason.strip()):
+            raise BadCondition("a condition needs a reason: one sentence that says why the feature cannot run")
+        body = {key: value for key, value in data.items() if key not in ("reason", "code")}
+        join = next((name for name in JOINS if name in body), "")
+        if join:
+            return cls(join=join, parts=_parts(join, body), reason=reason, code=code)
+        return cls(subject=_subject(body), tests=_tests(body), reason=reason, code=code)
+
+    def judge(self, facts: Facts, options: Mapping[str, Any], tables: Tables = NO_TABLES) -> Verdict:
+        """Met, unmet with the reason, or unknown with the names of the facts that are missing."""
+        state, missing = self._state(facts, options, tables)
+        if state == "met":
+            return Verdict("met")
+        return Verdict(state, self._sentence(facts, options), missing if state == "unknown" else ())
+
+    def bind(self, tables: Tables) -> Condition:
+        """The same condition with the keys of its tables inside, so that it can be judged without a manifest."""
+        tests = tuple(
+            (name, tables[operand] if name == "in_table" and isinstance(operand, str) else operand)
+            for name, operand in self.tests
+        )
+        return attrs.evolve(self, tests=tests, parts=tuple(part.bind(tables) for part in self.parts))
+
+    def refs(self) -> Iterator[Ref]:
+        """Every fact and option that this condition looks at."""
+        if self.subject is not None:
+            yield self.subject
+        yield from (operand for _, operand in self.tests if isinstance(operand, Ref))
+        for part in self.parts:
+            yield from part.refs()
+
+    def table_names(self) -> Iterator[str]:
+        """Every table of the manifest that this condition looks at."""
+        yield from (operand for name, operand in self.tests if name == "in_table" and isinstance(operand, str))
+        for part in self.parts:
+            yield from part.table_names()
+
+    def _state(self, facts: Facts, options: Mapping[str, Any], tables: Tables) -> tuple[State, tuple[str, ...]]:
+        if self.join:
+            return self._joined(facts, options, tables)
+        assert self.subject is not None
+        known, value = self.subject.find(facts, options)
+        if not known:
+            return "unknown", (self.subject.name,)
+        missing: list[str] = []
+        for name, operand in self.tests:
+            there, other = operand.find(facts, options) if isinstance(operand, Ref) else (True, operand)
+            if not there:
+                missing.append(operand.name)
+            elif not _compare(name, value, other, tables):
+                return "unmet", ()
+        return ("unknown", tuple(missing)) if missing else ("met", ())
+
+    def _joined(self, facts: Facts, options: Mapping[str, Any], tables: Tables) -> tuple[State, tuple[str, ...]]:
+        answers = [part._state(facts, options, tables) for part in self.parts]
+        decisive: State = "met" if self.join == "any_of" else "unmet"
+        if any(state == decisive for state, _ in answers):
+            return decisive, ()
+        missing = tuple(dict.fromkeys(name for state, names in answers if state == "unknown" for name in names))
+        if missing:
+            return "unknown", missing
+        return ("unmet", ()) if self.join == "any_of" else ("met", ())
+
+    def _sentence(self, facts: Facts, options: Mapping[str, Any]) -> str:
+        subject = next(self.refs(), None)
+        value = subject.find(facts, options)[1] if subject is not None else None
+        shown = "not given" if value is None else show(value)
+        return self.reason.replace("{value}", shown)
+
+
+def _parts(join: str, body: Mapping[str, Any]) -> tuple[Condition, ...]:
+    extra = sorted(set(body) - {join})
+    if extra:
+        raise BadCondition(f"{join} stands alone, but {', '.join(extra)} stands beside it")
+    if not isinstance(body[join], list | tuple) or not body[join]:
+        raise BadCondition(f"{join} takes a list of conditions")
+    return tuple(Condition.parse(part, top=False) for part in body[join])
+
+
+def _subject(body: Mapping[str, Any]) -> Ref:
+    kinds = [kind for kind in ("fact", "option") if kind in body]
+    if len(kinds) != 1 or not isinstance(body[kinds[0]], str):
+        raise BadCondition("a condition compares exactly one fact or option, e.g. fact = \"model.head_dim\"")
+    return Ref("fact" if kinds[0] == "fact" else "option", body[kinds[0]])
+
+
+def _tests(body: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    names = [key for key in body if key not in ("fact", "option")]
+    unknown = sorted(set(names) - set(OPERATORS))
+    if unknown:
+        raise BadCondition(f"unknown operator {unknown[0]!r}; the operators are {', '.join((*OPERATORS, *JOINS))}")
+    if not names:
+        raise BadCondition(f"a condition needs an operator: one of {', '.join((*OPERATORS, *JOINS))}")
+    return tuple((name, _operand(name, body[name])) for name in names)
+
+
+def _operand(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _subject(value)
+    checks = {
+        "present": (isinstance(value, bool), "true or false"),
+        "in_table": (isinstance(value, str), "the name of a table"),
+        "in": (isinstance(value, list | tuple), "a list"),
+        "contains_all": (isinstance(value, list | tuple), "a list"),
+        "divisible_by": (isinstance(value, int) and not isinstance(value, bool) and value > 0, "a number above 0"),
+    }
+    fits, words = checks.get(name, (True, ""))
+    if not fits:
+        raise BadCondition(f"{name} takes {words}, got {show(value)}")
+    return freeze(value)
+
+
+def _compare(name: str, value: Any, other: Any, tables: Tables) -> bool:
+    if name == "present":
+        return (value is not None) == other
+    if name == "eq":
+        return bool(value == other)
+    if name == "ne":
+        return bool(value != other)
+    if value is None or other is None:
+        return False
+    if name == "in":
+        return bool(value in other)
+    if name == "in_table":
+        return _fold(value) in (tables[other] if isinstance(other, str) else other)
+    if name == "contains_all":
+        return isinstance(value, tuple) and all(item in value for item in other)
+    if name == "divisible_by":
+        return isinstance(value, int) and isinstance(other, int) and other > 0 and value % other == 0
+    return _ordered(name, value, other)
+
+
+def _fold(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _ordered(name: str, value: Any, other: Any) -> bool:
+    if isinstance(value, str) and isinstance(other, str):
+        value, other = _versions(value, other)
+    try:
+        result = {
+            "lt": lambda: value < other,
+            "le": lambda: value <= other,
+            "gt": lambda: value > other,
+            "ge": lambda: value >= other,
+        }[name]()
+    except TypeError:
+        return False
+    return bool(result)
+
+
+def _versions(value: str, other: str) -> tuple[Any, Any]:
+    """Two texts in order are versions (``package.flash-attn``, ``driver``): 2.10 is above 2.9."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(value), Version(other)
+    except InvalidVersion:
+        return value, other

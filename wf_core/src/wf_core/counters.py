@@ -1,0 +1,65 @@
+"""Counters: what the report calls evidence. They belong to one run and are only ever counted up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from attrs import frozen
+
+
+@frozen
+class Fallback:
+    """A computation that a feature was asked for and did not do, with the reason, counted."""
+
+    feature: str
+    seam: str
+    reason: str
+    count: int
+
+
+class Counters:
+    """Counts of one run, by feature and name. A key is made on first use; nothing here touches a device."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._fallbacks: Counter[tuple[str, str, str]] = Counter()
+        self._notes: dict[str, dict[str, object]] = {}
+
+    def add(self, feature: str, name: str, amount: int = 1) -> None:
+        self._counts[feature, name] += amount
+
+    def note(self, feature: str, name: str, value: object) -> None:
+        """Something seen that is not a count: a kernel's name, a dtype."""
+        self._notes.setdefault(feature, {})[name] = value
+
+    def fall_back(self, feature: str, seam: str, reason: str) -> None:
+        self._fallbacks[feature, seam, reason] += 1
+
+    def of(self, feature: str) -> dict[str, int]:
+        return {name: count for (owner, name), count in self._counts.items() if owner == feature}
+
+    def notes(self, feature: str) -> dict[str, object]:
+        return dict(self._notes.get(feature, {}))
+
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        return tuple(Fallback(*key, count) for key, count in sorted(self._fallbacks.items()))
+
+
+class FeatureCounters:
+    """One feature's view of the counters of whichever run is open. What a technique counts with."""
+
+    def __init__(self, feature: str) -> None:
+        self._feature = feature
+        self._run = Counters()
+
+    def open(self, run: Counters) -> None:
+        self._run = run
+
+    def add(self, name: str, amount: int = 1) -> None:
+        self._run.add(self._feature, name, amount)
+
+    def note(self, name: str, value: object) -> None:
+        self._run.note(self._feature, name, value)
+
+    def fall_back(self, seam: str, reason: str) -> None:
+        self._run.fall_back(self._feature, seam, reason)

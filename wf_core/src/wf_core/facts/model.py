@@ -1,0 +1,142 @@
+"""Facts about a model, from a live pipeline or a checkpoint directory, through one intermediate form."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from wf_core.declarations import FactSource, FamilyDecl
+from wf_core.facts import Fact, Facts
+from wf_core.facts.configs import ComponentConfig, ComponentConfigs
+from wf_core.facts.directory import read_directory
+from wf_core.facts.live import read_pipeline
+from wf_core.manifest import Manifest
+
+_DERIVED = "derived"
+
+
+def facts_from_pipeline(pipe: Any, manifests: Iterable[Manifest]) -> Facts:
+    """Facts of a live pipeline, or of a bare transformer. Reads configs and parameter metadata only."""
+    return _facts(read_pipeline(pipe), tuple(manifests))
+
+
+def facts_from_directory(path: Path | str, manifests: Iterable[Manifest]) -> Facts:
+    """Facts of a checkpoint directory. Raises `BadInput` naming a file that is missing or corrupt."""
+    return _facts(read_directory(Path(path)), tuple(manifests))
+
+
+def model_id(name: str, manifests: Iterable[Manifest]) -> str:
+    """The id by which presets know a model: a registered model's own name, else the last part of the path.
+
+    ``/hub/models--Wan-AI--Wan2.1-T2V-1.3B-Diffusers/snapshots/0fad`` gives ``wan2.1-t2v-1.3b``.
+    """
+    if not name:
+        return ""
+    for manifest in manifests:
+        for model in manifest.models:
+            if model.path and _same_folder(manifest.path.parent / model.path, name):
+                return model.name
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    cached = [part.rpartition("--")[2] for part in parts if part.startswith("models--")]
+    last = cached[-1] if cached else parts[-1] if parts else ""
+    return last.lower().removesuffix("-diffusers")
+
+
+def _same_folder(folder: Path, name: str) -> bool:
+    return folder.is_dir() and os.path.isdir(name) and folder.samefile(name)
+
+
+def _facts(configs: ComponentConfigs, manifests: tuple[Manifest, ...]) -> Facts:
+    family, experts = _family(configs, manifests)
+    facts: dict[str, Fact] = {
+        "pipeline.class": Fact(configs.pipeline_class, configs.source),
+        "model.id": Fact(model_id(configs.source_name, manifests), configs.source),
+        "model.classes": Fact(sorted({c.class_name for c in configs.components.values()}), configs.source),
+        "model.components": Fact(sorted(configs.components), configs.source),
+        "model.experts": Fact(experts, configs.source),
+        "model.has_second_expert": Fact(any(name.endswith("_2") for name in experts), configs.source),
+        "model.boundary_ratio": Fact(configs.pipeline_config.get("boundary_ratio"), configs.source),
+        "model.hooked": Fact(configs.hooked, configs.source),
+    }
+    if family is not None:
+        first = configs.components[experts[0]]
+        facts["model.family"] = Fact(family.name, first.source)
+        facts["model.variant"] = Fact(family.transformer_classes[first.class_name], first.source)
+        facts.update(_declared(configs, family, experts))
+    facts.update(_weights(configs, experts))
+    return _with_derived(Facts(facts))
+
+
+def _family(
+    configs: ComponentConfigs, manifests: tuple[Manifest, ...]
+) -> tuple[FamilyDecl | None, tuple[str, ...]]:
+    for manifest in manifests:
+        family = manifest.family
+        if family is None:
+            continue
+        classes = family.transformer_classes
+        experts = [name for name, item in configs.components.items() if item.class_name in classes]
+        if experts:
+            return family, tuple(sorted(experts))
+    return None, ()
+
+
+def _declared(
+    configs: ComponentConfigs, family: FamilyDecl, experts: tuple[str, ...]
+) -> dict[str, Fact]:
+    """The facts that the family's manifest reads from configs. ``transformer`` means the first expert there is."""
+    pipeline = ComponentConfig(configs.pipeline_class, configs.pipeline_config, None, configs.source)
+    components = {**configs.components, "pipeline": pipeline}
+    components.setdefault("transformer", configs.components[experts[0]])
+    found = {}
+    for name, source in family.facts.items():
+        fact = _from_source(source, components, family.name)
+        if fact is not None:
+            found[name] = fact
+    return found
+
+
+def _from_source(
+    source: FactSource, components: Mapping[str, ComponentConfig], family: str
+) -> Fact | None:
+    if source.constant:
+        return Fact(source.default, f"manifest of {family}")
+    component = components.get(source.component)
+    if component is None:
+        return None
+    value = component.get(source.key) if component.has(source.key) else None
+    if value is not None:
+        return Fact(value, component.source)
+    return Fact(source.default, f"manifest of {family}") if source.default is not None else None
+
+
+def _weights(configs: ComponentConfigs, experts: tuple[str, ...]) -> dict[str, Fact]:
+    facts = {}
+    known = [configs.components[name].weights for name in experts]
+    weights = [summary for summary in known if summary is not None]
+    if weights and len(weights) == len(known):
+        facts["model.dtype"] = Fact(weights[0].dtype, "weights")
+        facts["model.parameters_bytes"] = Fact(sum(summary.bytes for summary in weights), "weights")
+        present = sorted({name for summary in weights for name in summary.modules})
+        facts["model.modules_present"] = Fact(present, "weights")
+    vae = configs.components.get("vae")
+    if vae is not None:
+        facts["vae.class"] = Fact(vae.class_name, vae.source)
+        if vae.weights is not None:
+            facts["vae.dtype"] = Fact(vae.weights.dtype, "weights")
+    return facts
+
+
+def _with_derived(facts: Facts) -> Facts:
+    """``model.patch_size`` and the pixel and frame steps that a clip must fit, where the family says enough."""
+    aliases = {"vae.spatial_factor": "vae.scale_factor_spatial", "vae.temporal_factor": "vae.scale_factor_temporal"}
+    for name, other in aliases.items():
+        if name not in facts and other in facts:
+            facts = facts.with_({name: facts[other]})
+    patch, spatial = facts.get("model.patch_size"), facts.get("vae.spatial_factor")
+    if not (isinstance(patch, tuple) and len(patch) == 3 and isinstance(spatial, int)):
+        return facts
+    multiple = (spatial * patch[1], spatial * patch[2])
+    return facts.with_({"model.pixel_multiple": multiple}, source=_DERIVED)

@@ -1,0 +1,70 @@
+"""Facts about one run: the arguments of a pipeline call that conditions may look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from wf_core.errors import BadInput
+from wf_core.facts import Facts
+from wf_core.names import did_you_mean
+from wf_core.options import OptionDecl
+from wf_core.values import show
+
+RUN_OPTIONS = {
+    option.name: option
+    for option in (
+        OptionDecl("height", "int", "pixels", min=1),
+        OptionDecl("width", "int", "pixels", min=1),
+        OptionDecl("num_frames", "int", "frames of the clip", min=1),
+        OptionDecl("num_inference_steps", "int", "denoising steps", min=1),
+        OptionDecl("guidance_scale", "float", "weight of the guidance"),
+        OptionDecl("guidance_scale_2", "float", "weight of the guidance of the second expert"),
+        OptionDecl("fps", "float", "frames per second of the clip", above=0),
+        OptionDecl("num_videos_per_prompt", "int", "clips per prompt", min=1),
+        OptionDecl("flow_shift", "float", "shift of the flow-matching schedule", above=0),
+        OptionDecl("branches", "int", "transformer calls per step: 2 under guidance, else 1", min=1),
+    )
+}
+
+
+def run_facts(arguments: Mapping[str, Any] | None, *, strict: bool = True) -> Facts:
+    """``run.height`` and so on. ``None`` values are left out, as not known.
+
+    Raises `BadInput` for a value of the wrong type; for an unknown name only when ``strict``, else it is skipped
+    (the arguments of a call hold prompts and tensors too).
+    """
+    values = {}
+    for name, value in (arguments or {}).items():
+        option = RUN_OPTIONS.get(name)
+        if option is None:
+            if strict:
+                raise BadInput(f"run.{name}: no such argument of a run{did_you_mean(name, RUN_OPTIONS)}")
+        elif value is not None:
+            values[f"run.{name}"] = option.convert(value, f"run.{name}")
+    return Facts.of(values, "run")
+
+
+def grid_problems(facts: Facts) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """What of the clip's size the model cannot make: (code, sentence with the nearest legal values, names)."""
+    problems = []
+    multiples = facts.get("model.pixel_multiple")
+    for index, name in enumerate(("height", "width")):
+        size = facts.get(f"run.{name}")
+        if multiples and size is not None and size % multiples[index]:
+            legal = _around(size, multiples[index], 0)
+            sentence = f"{name} {size} is not a multiple of {multiples[index]}; nearest: {legal}"
+            problems.append(("WF-G001", sentence, (name,)))
+    frames, factor = facts.get("run.num_frames"), facts.get("vae.temporal_factor")
+    if frames is not None and isinstance(factor, int) and (frames - 1) % factor:
+        legal = _around(frames, factor, 1)
+        sentence = f"num_frames {frames} is impossible, it must be a multiple of {factor} plus 1; nearest: {legal}"
+        problems.append(("WF-G002", sentence, ("num_frames",)))
+    return tuple(problems)
+
+
+def _around(value: int, step: int, offset: int) -> str:
+    low = math.floor((value - offset) / step) * step + offset
+    legal = [number for number in (low, low + step) if number > 0]
+    return " or ".join(show(number) for number in legal)

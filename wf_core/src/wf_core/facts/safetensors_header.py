@@ -1,0 +1,61 @@
+"""Names, dtypes and sizes of the tensors in a safetensors file, from its header alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from wf_core.errors import BadInput
+
+# The format: 8 bytes with the length N of the header (little endian), N bytes of JSON, then the data.
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 100_000_000
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def read_header(path: Path) -> dict[str, tuple[str, int]]:
+    """Tensor name -> (dtype, bytes). Raises `BadInput` naming the file when it is missing, cut or corrupt."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if not 0 < length <= min(size - _LENGTH_BYTES, _LONGEST_HEADER):
+                raise _corrupt(path, "its header is longer than the file")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise _corrupt(path, "its header is not JSON") from None
+    return _tensors(path, header, size - _LENGTH_BYTES - length)
+
+
+def _tensors(path: Path, header: Any, data_bytes: int) -> dict[str, tuple[str, int]]:
+    try:
+        rows = {name: row for name, row in header.items() if name != "__metadata__"}
+        ends = {name: tuple(row["data_offsets"]) for name, row in rows.items()}
+        tensors = {name: (str(row["dtype"]), ends[name][1] - ends[name][0]) for name, row in rows.items()}
+        last = max((end for _, end in ends.values()), default=0)
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError):
+        raise _corrupt(path, "its header does not describe tensors") from None
+    if last != data_bytes or any(size < 0 for _, size in tensors.values()):
+        raise _corrupt(path, f"its header describes {last} bytes of data, the file holds {data_bytes}")
+    return {name: (_DTYPES.get(dtype, dtype.lower()), size) for name, (dtype, size) in tensors.items()}
+
+
+def _corrupt(path: Path, why: str) -> BadInput:
+    return BadInput(f"{path}: not a usable safetensors file: {why}; download it again")

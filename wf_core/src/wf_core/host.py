@@ -1,0 +1,190 @@
+"""The host: discovered plugins, facts, plans and sessions. An object; there is no module-level host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from wf_core import hookspecs
+from wf_core.catalog import Catalog
+from wf_core.discovery import Discovery, PluginRecord, discover
+from wf_core.errors import BadInput, PluginFault
+from wf_core.facts import Facts
+from wf_core.facts.device import device_facts
+from wf_core.facts.model import facts_from_directory, facts_from_pipeline
+from wf_core.facts.process import process_facts
+from wf_core.facts.run import run_facts
+from wf_core.loading import load_plugin
+from wf_core.plan import Plan
+from wf_core.resolve import resolve
+
+if TYPE_CHECKING:
+    from wf_core.family import ModelFamily
+    from wf_core.manifest import ModelDecl
+    from wf_core.session import Session
+    from wf_core.techniques import Technique
+
+Base = Any
+"""A diffusers pipeline, a bare transformer of a known family, a checkpoint directory, or a registered model's name."""
+
+
+class Host:
+    """Resolves requests and opens sessions with the plugins of one discovery.
+
+    Nothing is imported when a host is made; a plugin's code is imported when a session needs it.
+    """
+
+    def __init__(self, discovery: Discovery) -> None:
+        self.discovery = discovery
+        self.catalog = Catalog.of(discovery)
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._families: dict[str, ModelFamily] = {}
+
+    @classmethod
+    def discover(cls, path: Sequence[str] | None = None) -> Host:
+        """A host of every plugin installed on ``path`` (``sys.path`` by default); ``WF_BLOCK`` and ``WF_ONLY`` count."""
+        return cls(discover(path))
+
+    @property
+    def plugins(self) -> tuple[PluginRecord, ...]:
+        return self.discovery.plugins
+
+    # --- facts and plans ---------------------------------------------------------------------------------------
+
+    def facts(self, base: Base, run: Mapping[str, Any] | None = None) -> Facts:
+        """What is known about the model, the device, the process and, as far as given, the run.
+
+        For a directory or a registered name only configs and safetensors headers are read.
+        """
+        manifests = self.catalog.manifests
+        if isinstance(base, str | Path):
+            model = facts_from_directory(self.model_directory(base), manifests)
+        else:
+            model = facts_from_pipeline(base, manifests)
+        facts = model.merged(self._machine)
+        return facts.merged(run_facts(run)) if run else facts
+
+    def resolve(
+        self,
+        base: Base,
+        request: Mapping[str, Any],
+        *,
+        run: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """The plan of a request, or ``Refused`` with every reason. Loads no weights and imports no plugin.
+
+        ``run`` gives what is already known of the call (``height``, ``num_frames``, ``num_inference_steps`` ...);
+        ``facts`` overrides or adds facts by name.
+        """
+        known = self.facts(base, run)
+        if facts:
+            known = known.with_(facts, source="the caller")
+        return resolve(request, known, self.catalog)
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+
+    def session(
+        self,
+        base: Base,
+        request: Mapping[str, Any] | Plan | None = None,
+        *,
+        run: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
+        verify_contents: bool = False,
+        wait: float = 0.0,
+        extra: Mapping[str, Technique] | None = None,
+    ) -> Session:
+        """Open a session on a live pipeline (or bare transformer), which is never written to.
+
+        Raises ``Refused``, ``CannotCopy``, ``PluginFault``, or ``Busy`` when process-wide state is held by another
+        session for longer than ``wait`` seconds. ``verify_contents`` also compares every weight's contents at close.
+        ``extra`` adds techniques that no plan names (a calibrator), by name.
+        """
+        from wf_core.session import Session
+
+        if isinstance(base, str | Path):
+            raise BadInput(f"a session needs a loaded pipeline, not {str(base)!r}; load it with from_pretrained first")
+        if not isinstance(request, Plan):
+            request = self.resolve(base, request or {}, run=run, facts=facts)
+        return Session(self, base, request, contents=verify_contents, wait=wait, extra=extra, facts=facts)
+
+    # --- plugins -----------------------------------------------------------------------------------------------
+
+    def call_hook(self, plugin: str, hook: str, **arguments: Any) -> Any:
+        """Call one hook of one plugin, importing the plugin if need be; a failure names the plugin."""
+        module = self._load(plugin)
+        others = [other for other in self._manager.get_plugins() if other is not module]
+        caller = self._manager.subset_hook_caller(hook, others)
+        if not caller.get_hookimpls():
+            raise PluginFault(plugin, hook, "the plugin declares a feature of this kind but does not implement the hook")
+        try:
+            return caller(**arguments)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, hookspecs.PASSED_ON):
+                raise
+            raise PluginFault(plugin, hook, f"{type(error).__name__}: {error}") from error
+
+    def family(self, name: str) -> ModelFamily:
+        """The adapter of a family, by the family's name."""
+        if name not in self._families:
+            record = self.catalog.family_plugin(name)
+            if record is None:
+                raise BadInput(f"no installed plugin provides the model family {name!r}")
+            self._families[name] = self.call_hook(record.name, "wf_model_family")
+        return self._families[name]
+
+    def _load(self, plugin: str) -> Any:
+        record = next((r for r in self.plugins if r.name == plugin), None)
+        if record is None or record.state != "available":
+            why = record.reason if record else "not installed"
+            raise PluginFault(plugin, "import", why)
+        module = load_plugin(record)
+        if not self._manager.is_registered(module):
+            self._manager.register(module, plugin)
+        return module
+
+    # --- models ------------------------------------------------------------------------------------------------
+
+    def model(self, name: str) -> ModelDecl | None:
+        """The declaration of a registered model, by name or alias."""
+        return self.catalog.model(name)
+
+    def model_directory(self, model: str | Path) -> Path:
+        """The checkpoint directory of a registered name, or the directory given. ``BadInput`` if there is none."""
+        declared = self.catalog.model(str(model))
+        if declared is None:
+            path = Path(model)
+            if not path.is_dir():
+                names = ", ".join(sorted(self.catalog.model_names())) or "none"
+                raise BadInput(f"no model {str(model)!r}: not a directory, and registered models are: {names}")
+            return path
+        record = self.catalog.model_plugin(declared.name)
+        if declared.path:
+            return Path(record.location) / declared.path
+        return Path(self.call_hook(record.name, "wf_model_source", name=declared.name))
+
+    @cached_property
+    def _machine(self) -> Facts:
+        """Facts of the device and the process, read once per host."""
+        return device_facts().merged(process_facts())
+
+    @cached_property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of what can change a result, for the report."""
+        names = ["wf-core", "torch", "diffusers", "transformers"]
+        names += [record.distribution for record in self.plugins if record.state == "available"]
+        return {name: found for name in names if (found := _version(name))}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,133 @@
+"""Which step, branch and expert a transformer call belongs to.
+
+The sources, in this order, each named in the report:
+
+1. ``context``: the pipeline entered ``cache_context(name, step_index=..., num_inference_steps=...)``.
+2. ``context-name``: only the name is given. The step is how often this branch was entered in this run, corrected by
+   the timestep when it names another step of a known schedule (a guidance interval leaves steps without a branch).
+3. ``ordinal``: no context at all. The step and branch follow from the call's number within the run and the number of
+   branches per step, cross-checked with the conditioning tensor and the timestep.
+
+When the sources disagree the step is ``ambiguous`` and every technique that depends on it must compute densely.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    import torch
+
+BRANCHES = {"cond": "cond", "pred_cond": "cond", "uncond": "uncond", "pred_uncond": "uncond"}
+AMBIGUOUS = "ambiguous"
+
+
+@frozen
+class Step:
+    """One transformer call's place in its run.
+
+    ``index`` counts solver steps from 0 over all experts; ``total`` is the number of solver steps (0: unknown).
+    ``timestep`` is the tensor that the transformer was given, ``[B]`` or per token ``[B, L]``. ``grid`` is the token
+    grid (frames, height, width) after patching.
+    """
+
+    index: int
+    total: int
+    branch: str
+    expert: str
+    source: str
+    timestep: torch.Tensor
+    grid: tuple[int, int, int]
+
+    @property
+    def ambiguous(self) -> bool:
+        return self.source == AMBIGUOUS
+
+
+@frozen
+class Context:
+    """What ``cache_context`` was entered with."""
+
+    name: str
+    step_index: int | None = None
+    num_inference_steps: int | None = None
+
+
+class IdentityTracker:
+    """Resolves the identity of each call of one run.
+
+    ``timesteps`` is the run's schedule (empty: unknown) and ``branches`` the number of calls per step when no context
+    is entered (1 or 2). ``regular`` says that the driver is a stock pipeline, which enters every branch at every
+    step, so that counting is enough and no timestep is read back from the device.
+    """
+
+    def __init__(self, timesteps: tuple[float, ...], total: int, branches: int, *, regular: bool) -> None:
+        self.sources: dict[str, int] = {}
+        self._timesteps = timesteps
+        self._total = total or len(timesteps)
+        self._branches = branches
+        self._regular = regular
+        self._context: Context | None = None
+        self._entered: dict[str, int] = {}
+        self._calls = 0
+        self._conditioning: dict[int, str] = {}
+
+    def enter(self, context: Context | None) -> None:
+        self._context = context
+
+    def resolve(
+        self, expert: str, timestep: torch.Tensor, conditioning: torch.Tensor, grid: tuple[int, int, int]
+    ) -> Step:
+        index, total, branch, source = self._place(timestep, conditioning)
+        self.sources[source] = self.sources.get(source, 0) + 1
+        return Step(index, total, branch, expert, source, timestep, grid)
+
+    def summary(self) -> str:
+        """The report's ``identity``: the sources used, the ambiguous one first."""
+        return ", ".join(sorted(self.sources, key=lambda source: source != AMBIGUOUS)) or "no calls"
+
+    def _place(self, timestep: torch.Tensor, conditioning: torch.Tensor) -> tuple[int, int, str, str]:
+        context = self._context
+        if context is None:
+            return self._by_ordinal(timestep, conditioning)
+        branch = BRANCHES.get(context.name, context.name)
+        if context.step_index is not None:
+            return context.step_index, context.num_inference_steps or self._total, branch, "context"
+        count = self._entered.get(branch, 0)
+        index = self._correct(count, timestep)
+        self._entered[branch] = index + 1
+        return index, self._total, branch, "context-name"
+
+    def _by_ordinal(self, timestep: torch.Tensor, conditioning: torch.Tensor) -> tuple[int, int, str, str]:
+        index, ordinal = divmod(self._calls, self._branches)
+        self._calls += 1
+        branch = ("cond", "uncond")[ordinal]
+        pointer = conditioning.data_ptr()
+        seen = self._conditioning.setdefault(pointer, branch)
+        agrees = seen == branch and len(set(self._conditioning.values())) <= self._branches
+        if self._branches == 1 and len(self._conditioning) > 1:
+            agrees = False
+        if self._timesteps and not self._names(index, timestep):
+            agrees = False
+        return index, self._total, branch, "ordinal" if agrees else AMBIGUOUS
+
+    def _correct(self, count: int, timestep: torch.Tensor) -> int:
+        """The step that the timestep names, if it is not ``count`` and names exactly one later step."""
+        if self._regular or not self._timesteps or self._names(count, timestep):
+            return count
+        value = float(timestep.max())
+        later = [i for i in range(count, len(self._timesteps)) if _same(self._timesteps[i], value)]
+        return later[0] if len(later) == 1 else count
+
+    def _names(self, index: int, timestep: torch.Tensor) -> bool:
+        if index >= len(self._timesteps):
+            return False
+        if self._regular and timestep.device.type != "cpu":
+            return True
+        return _same(self._timesteps[index], float(timestep.max()))
+
+
+def _same(left: float, right: float) -> bool:
+    return abs(left - right) <= 1e-3 * max(1.0, abs(left))

@@ -1,0 +1,192 @@
+"""Reading ``[[feature]]`` and ``[[switch]]`` of a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wf_core.conditions import BadCondition, Condition
+from wf_core.declarations import EvidenceDecl, FeatureDecl, Select, SwitchDecl
+from wf_core.effects import BadEffect, Effect, EffectRule, EffectWord
+from wf_core.names import did_you_mean, switch_key
+from wf_core.options import TYPES, BadValue, OptionDecl
+from wf_core.stages import STAGES, default_stage
+from wf_core.toml_reader import Table
+from wf_core.values import freeze
+from wf_core.vocabulary import KINDS, SEAM_PARENTS, TIERS
+
+FORMS = ("flag", "value", "option", "feature")
+TableKeys = Mapping[str, frozenset[Any]]
+
+
+def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables: TableKeys) -> FeatureDecl:
+    """One ``[[feature]]``; its kind is the plugin's unless it names its own."""
+    kind = row.one_of("kind", KINDS, kind)
+    options = tuple(_option(option) for option in row.tables("option"))
+    feature = FeatureDecl(
+        name=row.text("name"),
+        kind=kind,
+        tier=row.one_of("tier", TIERS),
+        tolerance=row.text("tolerance", ""),
+        experimental=row.flag("experimental", False),
+        summary=row.text("summary", ""),
+        slot=row.text("slot", ""),
+        seams=_seams(row),
+        stage=row.one_of("stage", STAGES, default_stage(kind)),
+        before=row.texts("before"),
+        after=row.texts("after"),
+        effects=tuple(_effect(row, item, words, options, tables) for item in row.raw("effects", ())),
+        families=_families(row),
+        evidence=tuple(_evidence(item) for item in row.tables("evidence")),
+        selects=tuple(_select(item) for item in row.tables("select")),
+        options=options,
+        conditions=read_conditions(row, options, tables),
+        state=row.text("state", ""),
+    )
+    if feature.tier != "exact" and not feature.tolerance.strip():
+        row.fail(f"tier {feature.tier} needs a tolerance: one sentence with the bound that was measured")
+    row.done()
+    return feature
+
+
+def read_switch(row: Table, features: tuple[FeatureDecl, ...]) -> SwitchDecl:
+    """One ``[[switch]]``, which belongs to a feature of the same manifest."""
+    names = [feature.name for feature in features]
+    switch = SwitchDecl(
+        name=switch_key(row.text("name")),
+        feature=row.text("feature"),
+        form=row.one_of("form", FORMS),
+        aliases=tuple(switch_key(alias) for alias in row.texts("aliases")),
+        option=row.text("option", ""),
+        shorthand=row.text("shorthand", ""),
+        off=_off(row),
+        doc=row.text("doc", ""),
+    )
+    feature = next((feature for feature in features if feature.name == switch.feature), None)
+    if feature is None:
+        row.fail(f"no feature {switch.feature!r} in this manifest{did_you_mean(switch.feature, names)}")
+    if switch.form in ("value", "option") and not switch.option:
+        row.fail(f"form {switch.form} needs the option that it sets")
+    for name in (switch.option, switch.shorthand):
+        if name and feature.option(name) is None:
+            row.fail(f"feature {feature.name!r} has no option {name!r}")
+    row.done()
+    return switch
+
+
+def read_conditions(row: Table, options: tuple[OptionDecl, ...], tables: TableKeys) -> tuple[Condition, ...]:
+    """The ``[[condition]]`` rows of a feature or a family, each with its reason."""
+    rows = row.raw("condition", [])
+    if not isinstance(rows, list):
+        row.fail("condition must be an array of tables, [[feature.condition]]")
+    return tuple(
+        _condition(row, item, f"condition number {index + 1}", options, tables)
+        for index, item in enumerate(rows)
+    )
+
+
+def _condition(
+    row: Table, item: Any, what: str, options: tuple[OptionDecl, ...], tables: TableKeys, *, top: bool = True
+) -> Condition:
+    try:
+        condition = Condition.parse(item, top=top)
+    except BadCondition as error:
+        row.fail(f"{what}: {error}")
+    names = [option.name for option in options]
+    for ref in condition.refs():
+        if ref.kind == "option" and ref.name not in names:
+            row.fail(f"{what} looks at an option {ref.name!r} that is not declared{did_you_mean(ref.name, names)}")
+    for name in condition.table_names():
+        if name not in tables:
+            row.fail(f"{what} looks at a table {name!r} that is not declared{did_you_mean(name, tables)}")
+    return condition
+
+
+def _effect(
+    row: Table, item: Any, words: Mapping[str, EffectWord], options: tuple[OptionDecl, ...], tables: TableKeys
+) -> EffectRule:
+    when = None
+    if isinstance(item, Mapping):
+        if set(item) - {"effect", "when"} or "effect" not in item:
+            row.fail("an effect is text, or a table with effect and when")
+        if "when" in item:
+            when = _condition(row, item["when"], f"when of {item['effect']!r}", options, tables, top=False)
+        item = item["effect"]
+    if not isinstance(item, str):
+        row.fail("an effect is text, or a table with effect and when")
+    try:
+        effect = Effect.parse(item, words)
+    except BadEffect as error:
+        row.fail(str(error))
+    declared = [option.name for option in options]
+    for number in effect.numbers:
+        if isinstance(number, str) and number not in declared:
+            row.fail(f"effect {item!r} takes its number from an option {number!r} that is not declared")
+    return EffectRule(effect, when)
+
+
+def _option(row: Table) -> OptionDecl:
+    option = OptionDecl(
+        name=row.text("name"),
+        type=row.one_of("type", TYPES),
+        doc=row.text("doc", ""),
+        default=freeze(row.raw("default")),
+        choices=tuple(freeze(row.raw("choices", ()))),
+        min=row.raw("min"),
+        max=row.raw("max"),
+        above=row.raw("above"),
+        length=row.raw("length"),
+    )
+    for bound in (option.min, option.max, option.above, option.length):
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float)):
+            row.fail("min, max, above and length are numbers")
+    if (option.type == "choice") != bool(option.choices):
+        row.fail("type choice and a list of choices go together")
+    try:
+        option.convert(option.default, option.name)
+    except BadValue as error:
+        row.fail(f"its default does not fit: {error.problem}")
+    row.done()
+    return option
+
+
+def _evidence(row: Table) -> EvidenceDecl:
+    evidence = EvidenceDecl(
+        counter=row.text("counter"),
+        at_least=row.raw("at_least"),
+        equals=row.raw("equals"),
+        equals_counter=row.text("equals_counter", ""),
+    )
+    given = [evidence.at_least is not None, evidence.equals is not None, bool(evidence.equals_counter)]
+    if sum(given) > 1:
+        row.fail("evidence takes one of at_least, equals and equals_counter")
+    row.done()
+    return evidence if any(given) else EvidenceDecl(evidence.counter, at_least=1)
+
+
+def _select(row: Table) -> Select:
+    select = Select(switch_key(row.text("switch")), row.texts("values"))
+    if not select.values:
+        row.fail("select needs at least one value")
+    row.done()
+    return select
+
+
+def _seams(row: Table) -> tuple[str, ...]:
+    seams = row.texts("seams")
+    for seam in seams:
+        if seam not in SEAM_PARENTS:
+            row.fail(f"unknown seam {seam!r}{did_you_mean(seam, SEAM_PARENTS)}")
+    return seams
+
+
+def _families(row: Table) -> tuple[str, ...]:
+    families = row.texts("families", ["*"])
+    if not families:
+        row.fail("families must name at least one family, or \"*\"")
+    return families
+
+
+def _off(row: Table) -> tuple[Any, ...]:
+    off = row.raw("off", ())
+    return tuple(freeze(off)) if isinstance(off, list | tuple) else (freeze(off),)

@@ -1,0 +1,69 @@
+"""Finding a plugin's module and manifest as files. The import system is asked where, never asked to import."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+FILE_NAME = "wf-plugin.toml"
+
+
+def find_module(name: str, path: Sequence[str] | None = None) -> str:
+    """The file that an import of ``name`` would read first, "" when there is no such module."""
+    spec = _top_spec(name.partition(".")[0], path)
+    for depth in range(1, name.count(".") + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return ""
+        full = ".".join(name.split(".")[: depth + 1])
+        spec = PathFinder.find_spec(full, list(spec.submodule_search_locations))
+    if spec is None or not spec.origin or not spec.has_location:
+        return ""
+    return spec.origin
+
+
+def find_manifest(module: str, root: Path, path: Sequence[str] | None = None) -> Path | None:
+    """The manifest beside the top-level package that an import would read, or below the distribution's root."""
+    top = module.partition(".")[0]
+    spec = _top_spec(top, path)
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
+    return next((place / FILE_NAME for place in [*places, root / top] if (place / FILE_NAME).is_file()), None)
+
+
+def missing_package(packages: Mapping[str, str], path: Sequence[str] | None = None) -> str:
+    """The reason why a plugin's required packages are not there, "" when all are."""
+    for name, wanted in packages.items():
+        version = installed_version(name, None if path is None else tuple(path))
+        if version is None:
+            return f"needs the package {name}, which is not installed"
+        if wanted.strip() not in ("", "*") and not _satisfies(version, wanted):
+            return f"needs {name} {wanted}, {version} is installed"
+    return ""
+
+
+def installed_version(name: str, path: tuple[str, ...] | None = None) -> str | None:
+    """The version of an installed distribution, from its metadata; None when it is not installed."""
+    everywhere = list(sys.path if path is None else path)
+    found = next(iter(metadata.distributions(name=name, path=everywhere)), None)
+    return None if found is None or found.metadata is None else found.metadata["Version"]
+
+
+def _satisfies(version: str, wanted: str) -> bool:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        return SpecifierSet(wanted).contains(version, prereleases=True)
+    except InvalidSpecifier:
+        return False
+
+
+def _top_spec(top: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    if path is not None:
+        return PathFinder.find_spec(top, list(path))
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None

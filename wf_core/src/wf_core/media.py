@@ -1,0 +1,73 @@
+"""Write what a run produced: the clip and its contact sheet. Needs the extra ``media`` (imageio, pillow)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wf_core.errors import BadInput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CLIP_SUFFIXES = (".mp4", ".gif")
+
+
+def check_clip_path(path: Path) -> Path:
+    """The path, if a clip can be written there. Raises ``BadInput``; creates nothing."""
+    if path.suffix.lower() not in CLIP_SUFFIXES:
+        raise BadInput(f"cannot write a clip to {path}: the name must end in {' or '.join(CLIP_SUFFIXES)}")
+    return check_output_path(path)
+
+
+def check_output_path(path: Path) -> Path:
+    """The path, if a file can be created there. Raises ``BadInput``; creates nothing."""
+    if path.is_dir():
+        raise BadInput(f"cannot write {path}: it is a directory")
+    parent = path.absolute().parent
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir():
+        raise BadInput(f"cannot write {path}: {parent} is not a directory")
+    if not os.access(parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise BadInput(f"cannot write {path}: no permission to write there")
+    return path
+
+
+def write_clip(frames: np.ndarray[Any, Any], path: Path, fps: float) -> None:
+    """``frames`` ``[F, H, W, 3]`` uint8 -> an H.264 MP4 or a GIF, by the path's suffix."""
+    import imageio.v3 as iio
+
+    _make_parent(path)
+    if path.suffix.lower() == ".gif":
+        iio.imwrite(path, frames, duration=1000.0 / fps, loop=0)
+    else:
+        iio.imwrite(path, frames, fps=fps, codec="libx264", macro_block_size=2, output_params=["-crf", "16"])
+
+
+def write_contact_sheet(frames: np.ndarray[Any, Any], path: Path, columns: int = 6) -> None:
+    """``frames`` ``[F, H, W, 3]`` uint8 -> one PNG with every frame, in reading order."""
+    import numpy as np
+    from PIL import Image
+
+    count, height, width, channels = frames.shape
+    rows = -(-count // columns)
+    sheet = np.full((rows * (height + 2), columns * (width + 2), channels), 32, dtype=np.uint8)
+    for index, frame in enumerate(frames):
+        top, left = index // columns * (height + 2) + 1, index % columns * (width + 2) + 1
+        sheet[top : top + height, left : left + width] = frame
+    _make_parent(path)
+    Image.fromarray(sheet).save(path)
+
+
+def write_text(text: str, path: Path) -> None:
+    _make_parent(path)
+    path.write_text(text, encoding="utf-8")
+
+
+def _make_parent(path: Path) -> None:
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error

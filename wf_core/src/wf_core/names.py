@@ -1,0 +1,32 @@
+"""Names: one normal form, and the nearest known name for a message that teaches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+def normalise(name: str) -> str:
+    """The normal form of a distribution or plugin name (PEP 503): ``WF_My.Cache`` becomes ``wf-my-cache``."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+def switch_key(name: str) -> str:
+    """The normal form of a request key: ``-`` and ``_`` are the same, case is not changed."""
+    return name.strip().replace("-", "_")
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
+    """The known names most like ``name``, best first; empty when none is close."""
+    import difflib
+
+    names = sorted(set(known))
+    by_folded = {known_name.lower(): known_name for known_name in names}
+    found = difflib.get_close_matches(name.lower(), list(by_folded), n=count, cutoff=0.6)
+    return tuple(by_folded[folded] for folded in found)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """``; did you mean X?``, or ``otherwise`` when no known name is close."""
+    found = nearest(name, known)
+    return f"; did you mean {' or '.join(found)}?" if found else otherwise

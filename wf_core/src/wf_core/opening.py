@@ -1,0 +1,159 @@
+"""Open a session: judge again, copy, build the techniques, install them on the copy. A failure leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from wf_core.blame import plugin_of
+from wf_core.copying import copy_module, copy_pipeline
+from wf_core.counters import FeatureCounters
+from wf_core.errors import PluginFault, Refused, WfError
+from wf_core.hookspecs import HOOK_OF_KIND
+from wf_core.plan import Refusal, Violation
+from wf_core.seams import Seams
+from wf_core.techniques import Technique
+from wf_core.wiring import Wiring
+
+if TYPE_CHECKING:
+    from wf_core.facts import Facts
+    from wf_core.family import ModelFamily
+    from wf_core.host import Host
+    from wf_core.plan import Plan, PlannedFeature
+
+BARE = "transformer"
+"""The component name of a base that is a bare transformer."""
+
+
+@frozen
+class Opened:
+    """What a session is made of."""
+
+    copy: Any
+    is_pipeline: bool
+    components: Mapping[str, Any]
+    family: ModelFamily
+    wiring: Wiring
+    techniques: Mapping[str, Technique]
+
+
+def open_copy(
+    host: Host, base: Any, plan: Plan, facts: Facts, extra: Mapping[str, Technique] | None = None
+) -> Opened:
+    """``extra`` adds techniques that no plan names, such as a calibrator, by name."""
+    family = host.family(plan.family)
+    techniques = {**build_techniques(host, plan, facts), **(extra or {})}
+    try:
+        copy, components = copy_base(family, base)
+        wiring = Wiring(claim_seams(plan, techniques))
+        refuse_unavailable(plan, family.unavailable_seams(components), wiring.seams)
+        for name, technique in techniques.items():
+            technique.counters = FeatureCounters(name)
+            _activate(plan, name, technique, components)
+        family.install(components, wiring)
+        refuse_unattached(plan, techniques, wiring.seams)
+    except BaseException:
+        close_all(techniques)
+        raise
+    return Opened(copy, hasattr(base, "components"), components, family, wiring, techniques)
+
+
+def build_techniques(host: Host, plan: Plan, facts: Facts) -> dict[str, Technique]:
+    """One technique per planned feature, in composition order, each from the hook of its kind."""
+    techniques: dict[str, Technique] = {}
+    try:
+        for feature in plan.features:
+            techniques[feature.name] = _build(host, plan, feature, facts)
+    except BaseException:
+        close_all(techniques)
+        raise
+    return techniques
+
+
+def _build(host: Host, plan: Plan, feature: PlannedFeature, facts: Facts) -> Technique:
+    hook = HOOK_OF_KIND[feature.kind]
+    technique = host.call_hook(
+        feature.plugin, hook, feature=feature.name, options=feature.options_dict(), facts=facts
+    )
+    if not isinstance(technique, Technique):
+        found = type(technique).__name__
+        raise PluginFault(feature.plugin, hook, f"must return a wf_core.api.Technique for {feature.name!r}, not {found}")
+    technique.dense_on_ineligible = plan.host_keys_dict().get("on_ineligible") == "dense"
+    return technique
+
+
+def copy_base(family: ModelFamily, base: Any) -> tuple[Any, dict[str, Any]]:
+    """The structural copy of a pipeline or bare transformer, and the components that the session owns."""
+    if not hasattr(base, "components"):
+        copied = copy_module(base, BARE)
+        return copied, {BARE: copied}
+    owned = family.owned(base)
+    copied = copy_pipeline(base, owned)
+    return copied, {name: getattr(copied, name) for name in owned if getattr(copied, name, None) is not None}
+
+
+def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
+    """Every technique's handlers, in composition order; a seam that the manifest does not declare is a fault."""
+    seams = Seams()
+    declared = {feature.name: feature for feature in plan.features}
+    for name, technique in techniques.items():
+        for seam, handler in technique.handlers().items():
+            feature = declared.get(name)
+            if feature is not None and seam not in feature.seams:
+                raise PluginFault(feature.plugin, "activation", f"{name!r} claims seam {seam!r}, which is not declared")
+            seams.claim(seam, name, handler, technique.roles())
+    return seams
+
+
+def refuse_unavailable(plan: Plan, unavailable: Mapping[str, str], seams: Seams) -> None:
+    violations = [
+        Violation(code="WF-S001", level="forbid", reason=reason, involves=_who(plan, seam), fix="")
+        for seam, reason in unavailable.items()
+        if seams.claimed(seam)
+    ]
+    if violations:
+        raise Refused(Refusal(request=plan.request, violations=tuple(violations), suggestions=()))
+
+
+def refuse_unattached(plan: Plan, techniques: Mapping[str, Technique], seams: Seams) -> None:
+    """A technique whose handlers found no site could only be silent: refuse it."""
+    violations = [
+        Violation(
+            code="WF-S002",
+            level="forbid",
+            reason=f"{name} found nothing to attach to on this model, so it could have no effect.",
+            involves=(name,),
+            fix="",
+        )
+        for name, technique in techniques.items()
+        if technique.handlers() and not seams.attached(name)
+    ]
+    if violations:
+        raise Refused(Refusal(request=plan.request, violations=tuple(violations), suggestions=()))
+
+
+def close_all(techniques: Mapping[str, Technique]) -> list[tuple[str, Exception]]:
+    """Close every technique, the last first; what failed is returned, never raised half-way."""
+    failures: list[tuple[str, Exception]] = []
+    for name, technique in reversed(list(techniques.items())):
+        try:
+            technique.close()
+        except Exception as error:
+            failures.append((name, error))
+    return failures
+
+
+def _activate(plan: Plan, name: str, technique: Technique, components: Mapping[str, Any]) -> None:
+    try:
+        technique.prepare(components)
+    except WfError:
+        raise
+    except Exception as error:
+        raise PluginFault(plugin_of(plan, name), "activation", f"{type(error).__name__}: {error}") from error
+
+
+def _who(plan: Plan, seam: str) -> tuple[str, ...]:
+    features: Sequence[PlannedFeature] = plan.features
+    return tuple(feature.switch or feature.name for feature in features if seam in feature.seams)

@@ -1,0 +1,123 @@
+"""Begin and end the runs of one session: the third moment of checking, the counters, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from wf_core.blame import attribute, plugin_of
+from wf_core.errors import PluginFault, Refused
+from wf_core.memory import held_bytes, peak_bytes, reset_peak
+from wf_core.plan import Refusal, Violation
+from wf_core.report import Report, run_report
+from wf_core.resolve import rejudge
+from wf_core.run import Run
+from wf_core.runview import RunView
+
+if TYPE_CHECKING:
+    from wf_core.facts import Facts
+    from wf_core.family import CallPlan
+    from wf_core.opening import Opened
+    from wf_core.plan import Plan
+    from wf_core.techniques import Technique
+
+
+def refuse(plan: Plan, violations: Sequence[Violation]) -> None:
+    """Raise ``Refused`` with every violation that forbids; do nothing if there is none."""
+    forbidden = tuple(violation for violation in violations if violation.level == "forbid")
+    if forbidden:
+        raise Refused(Refusal(request=plan.request, violations=forbidden, suggestions=()))
+
+
+class Runner:
+    """Runs of one session. State is cleared at both ends of each."""
+
+    def __init__(self, plan: Plan, facts: Facts, opened: Opened, versions: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._opened: Opened | None = opened
+        self._versions = versions
+        self._ran = False
+
+    def close(self) -> None:
+        self._opened = None
+
+    @contextmanager
+    def running(self, call: CallPlan, reports: list[Report], *, regular: bool) -> Iterator[Run]:
+        """One run around the caller's work; its report is appended to ``reports`` however it ends.
+
+        A refusal is raised before anything begins and leaves no report.
+        """
+        opened = self._opened
+        assert opened is not None
+        run = Run(self._view(opened, call), regular=regular)
+        self._check(opened.techniques, run, call)
+        begun: dict[str, Technique] = {}
+        try:
+            reset_peak()
+            for name, technique in opened.techniques.items():
+                begun[name] = technique
+                technique.counters.open(run.counters)
+                technique.begin(run.view)
+            opened.wiring.run = run
+            yield run
+        except BaseException as error:
+            run.finish("aborted", f"{type(error).__name__}: {error}")
+            told = attribute(self._plan, dict(opened.techniques), error)
+            if told is error:
+                raise
+            raise told from error
+        else:
+            run.finish(run.state if run.state != "running" else "done")
+        finally:
+            opened.wiring.run = None
+            self._end(opened, run, reports)
+
+    def _view(self, opened: Opened, call: CallPlan) -> RunView:
+        roots = opened.family.roots(opened.components)
+        family = opened.family
+        steps = call.schedule.timesteps
+        return RunView(
+            num_inference_steps=len(steps) or int(call.facts.get("run.num_inference_steps") or 0),
+            timesteps=steps,
+            experts=call.schedule.experts,
+            branches=call.branches,
+            facts=self._facts.with_(call.facts, source="the call's arguments"),
+            modulation=lambda expert, timesteps: family.modulation(roots[expert], timesteps),
+            now=opened.wiring.now,
+        )
+
+    def _check(self, techniques: Mapping[str, Technique], run: Run, call: CallPlan) -> None:
+        """Everything that is known only now, before any model call: all reasons at once."""
+        violations = [_violation("WF-R001", reason, "call") for reason in call.problems]
+        violations += rejudge(self._plan, run.view.facts)
+        for name, technique in techniques.items():
+            violations += [_violation("WF-R002", reason, name) for reason in technique.check(run.view)]
+        refuse(self._plan, violations)
+
+    def _end(self, opened: Opened, run: Run, reports: list[Report]) -> None:
+        """Report first, while the techniques still hold what they counted; then release everything."""
+        memory = {"held_bytes_at_end": held_bytes(t.held_tensors() for t in opened.techniques.values())}
+        report = run_report(
+            self._plan, run, opened.techniques, versions=self._versions, first_run=not self._ran
+        )
+        self._ran = True
+        failures: list[tuple[str, Exception]] = []
+        for name, technique in opened.techniques.items():
+            try:
+                technique.end()
+            except Exception as error:
+                failures.append((name, error))
+        opened.family.release(opened.components)
+        memory["held_bytes"] = held_bytes(t.held_tensors() for t in opened.techniques.values())
+        reports.append(Report({**report, "memory": {**memory, **peak_bytes()}}))
+        if failures:
+            name, error = failures[0]
+            raise PluginFault(
+                plugin_of(self._plan, name), "end of run", f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _violation(code: str, reason: str, who: str) -> Violation:
+    return Violation(code=code, level="forbid", reason=reason, involves=(who,), fix="")

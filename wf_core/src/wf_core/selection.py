@@ -1,0 +1,68 @@
+"""``WF_BLOCK`` and ``WF_ONLY``: which plugins the user does not want, by plugin name or ``dist:NAME``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from wf_core.errors import BadInput
+from wf_core.names import did_you_mean, normalise
+
+DIST = "dist:"
+
+
+@attrs.frozen
+class Target:
+    """The names by which one plugin can be meant."""
+
+    plugin: str
+    distribution: str
+
+    def spellings(self) -> tuple[str, ...]:
+        """In the order in which a bare name is looked up: plugin, ``dist:``, then the distribution's own name."""
+        return (normalise(self.plugin), DIST + normalise(self.distribution), normalise(self.distribution))
+
+
+@attrs.frozen
+class Selection:
+    """The parsed variables. Names are in normal form."""
+
+    block: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], targets: Iterable[Target]) -> Selection:
+        """Reads both variables; `BadInput` when a name means no installed plugin, with near matches."""
+        known = {spelling for target in targets for spelling in target.spellings()}
+        only = environ.get("WF_ONLY", "").strip()
+        return cls(
+            _names("WF_BLOCK", environ.get("WF_BLOCK", ""), known),
+            _names("WF_ONLY", only, known) if only else None,
+        )
+
+    def why_blocked(self, target: Target) -> str:
+        """The reason why a plugin is blocked, "" when it is not."""
+        meant = set(target.spellings())
+        hit = next((name for name in self.block if name in meant), "")
+        if hit:
+            return f"WF_BLOCK names {hit}"
+        if self.only is not None and not meant & set(self.only):
+            return "WF_ONLY is set and does not name it"
+        return ""
+
+
+def _names(variable: str, text: str, known: set[str]) -> tuple[str, ...]:
+    names = []
+    for word in re.split(r"[,\s]+", text.strip()):
+        if not word:
+            continue
+        is_dist = word.lower().startswith(DIST)
+        name = DIST + normalise(word[len(DIST) :]) if is_dist else normalise(word)
+        if name not in known:
+            pool = [other for other in known if other.startswith(DIST) == is_dist]
+            hint = did_you_mean(name, pool, "; `wf list-plugins` shows the names that work")
+            raise BadInput(f"{variable} names {word!r}, but no plugin of that name is installed{hint}")
+        names.append(name)
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,70 @@
+"""The wiring of one session: its seams and the run that is open. What a model family is installed against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from wf_core.seams import Seams, Site
+
+if TYPE_CHECKING:
+    import torch
+
+    from wf_core.identity import Context, Step
+    from wf_core.run import Run
+
+
+class Wiring:
+    """Shared by the session and the copies' roots. ``run`` is None between runs."""
+
+    def __init__(self, seams: Seams) -> None:
+        self.seams = seams
+        self.run: Run | None = None
+        self._closed = False
+        self._step: Step | None = None
+
+    def now(self) -> Step | None:
+        """The identity of the transformer call in progress; None outside one."""
+        return self._step
+
+    def enter_context(self, context: Context | None) -> None:
+        """The pipeline entered (or left, with None) a cache context."""
+        if self.run is not None:
+            self.run.identity.enter(context)
+
+    def call(
+        self,
+        expert: str,
+        timestep: torch.Tensor,
+        conditioning: torch.Tensor,
+        grid: tuple[int, int, int],
+        compute: Callable[[], Any],
+    ) -> Any:
+        """Run one transformer call with its identity known; counted per expert and branch."""
+        run = self._open_run()
+        step = run.identity.resolve(expert, timestep, conditioning, grid)
+        run.count_call(step)
+        self._step = step
+        try:
+            return compute()
+        finally:
+            self._step = None
+
+    def wrap(self, seam: str, stock: Callable[..., Any], **site: Any) -> Callable[..., Any]:
+        """``stock`` with the claims of ``seam`` around it; the keywords are the fields of ``Site``."""
+        return self.seams.wrap(Site(seam, **site), stock)
+
+    def close(self) -> None:
+        """The session is closed: a copy that somebody kept says so when it is called."""
+        self._closed = True
+        self.run = None
+        self.seams = Seams()
+
+    def _open_run(self) -> Run:
+        if self._closed:
+            raise RuntimeError("this model belongs to a session that is closed; open a new one")
+        if self.run is None:
+            raise RuntimeError(
+                "this model belongs to a session and was called outside a run; call s.pipe(...), or enter s.run(...)"
+            )
+        return self.run

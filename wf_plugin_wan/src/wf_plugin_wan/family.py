@@ -1,0 +1,111 @@
+"""The adapter: which components a session owns, and how the claimed seams are put into its copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from wf_core.api import CallPlan, ModelFamily, PluginFault, Wiring
+from wf_plugin_wan import calls, source
+from wf_plugin_wan.modulation import time_signals
+from wf_plugin_wan.open_attention import open_attention
+from wf_plugin_wan.open_block import open_block
+from wf_plugin_wan.open_root import OpenRoot, OpenVaceRoot
+from wf_plugin_wan.root import install_root
+from wf_plugin_wan.sites import Wrap, wrapper
+from wf_plugin_wan.vae import install_vae, release_vae
+
+EXPERTS = ("transformer", "transformer_2")
+OWNED = (*EXPERTS, "vae")
+
+
+class WanFamily(ModelFamily):
+    """Wan 2.1 and 2.2. An expert is called as its component: ``transformer``, ``transformer_2``."""
+
+    def owned(self, base: Any) -> tuple[str, ...]:
+        if isinstance(base, nn.Module):
+            return (EXPERTS[0],)
+        return tuple(name for name in OWNED if isinstance(getattr(base, name, None), nn.Module))
+
+    def roots(self, components: Mapping[str, Any]) -> Mapping[str, nn.Module]:
+        return {name: components[name] for name in EXPERTS if components.get(name) is not None}
+
+    def unavailable_seams(self, components: Mapping[str, Any]) -> Mapping[str, str]:
+        reasons: dict[str, str] = {}
+        for name, root in self.roots(components).items():
+            for seam, reason in source.unavailable_in(root, name).items():
+                reasons.setdefault(seam, reason)
+        if components.get("vae") is None:
+            reasons |= dict.fromkeys(("vae.decode", "vae.encode"), "the pipeline has no VAE")
+        return reasons
+
+    def install(self, components: Mapping[str, Any], wiring: Wiring) -> None:
+        for seam, reason in self.unavailable_seams(components).items():
+            if wiring.seams.claimed(seam):
+                raise PluginFault("wan", f"seam {seam!r}", reason)
+        for name, root in self.roots(components).items():
+            _install_expert(root, name, wiring)
+        if components.get("vae") is not None:
+            install_vae(components["vae"], wiring)
+        _place(components, wiring)
+
+    def plan_call(self, pipe: Any, arguments: Mapping[str, Any]) -> CallPlan:
+        return calls.plan_call(pipe, arguments)
+
+    def modulation(
+        self, root: Any, timesteps: tuple[float, ...] | torch.Tensor
+    ) -> Mapping[str, torch.Tensor]:
+        return time_signals(root, timesteps)
+
+    def release(self, components: Mapping[str, Any]) -> Iterable[torch.Tensor]:
+        vae = components.get("vae")
+        return () if vae is None else release_vae(vae)
+
+
+def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
+    """From the innermost seam outwards; what nobody claims stays stock."""
+    claimed, wrap = wiring.seams.claimed, wrapper(wiring, expert)
+    for block, path, index in _blocks(root):
+        if claimed("linear"):
+            _open_linears(block, wrap, path, index)
+        if claimed(*source.SEAMS_OF_ATTENTION):
+            open_attention(block.attn1, wrap, f"{path}.attn1", index, "self")
+            open_attention(block.attn2, wrap, f"{path}.attn2", index, "cross")
+        if claimed(*source.SEAMS_OF_BLOCK):
+            open_block(block, wrap, path, index)
+    forward = None
+    if claimed(*source.SEAMS_OF_ROOT):
+        kind = OpenVaceRoot if hasattr(root, "vace_blocks") else OpenRoot
+        forward = kind(root, wrap).forward
+    install_root(root, expert, wiring, wrap, forward)
+
+
+def _blocks(root: Any) -> Iterator[tuple[Any, str, int]]:
+    for name in ("blocks", "vace_blocks"):
+        for index, block in enumerate(getattr(root, name, ())):
+            yield block, f"{name}.{index}", index
+
+
+def _open_linears(block: Any, wrap: Wrap, path: str, index: int) -> None:
+    for name, layer in block.named_modules():
+        if isinstance(layer, nn.Linear):
+            stock = layer.forward
+            chain = wrap("linear", stock, path=f"{path}.{name}", index=index)
+            if chain is not stock:
+                layer.forward = chain  # type: ignore[method-assign]
+
+
+def _place(components: Mapping[str, Any], wiring: Wiring) -> None:
+    """Tell the claims of ``placement`` about each component, once, when everything else is in place."""
+    if not wiring.seams.claimed("placement"):
+        return
+    for name, module in components.items():
+        if isinstance(module, nn.Module):
+            wiring.wrap("placement", _stay, root=name)(name, module)
+
+
+def _stay(name: str, module: nn.Module) -> None:
+    """Stock placement: the weights stay where the base has them."""

@@ -1,0 +1,109 @@
+"""The open block: the forwards of ``WanTransformerBlock`` and ``WanVACETransformerBlock`` written in seam calls.
+
+Shapes: x ``[B, L, D]`` in the model's dtype; shift, scale and gate ``[B, 1, D]``, or ``[B, L, D]`` with per-token
+timesteps, in fp32. The cross-attention has neither: its ``norm_modulate`` is called with scale and shift None and its
+``gated_residual`` with gate None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from wf_plugin_wan.sites import Span, Wrap
+
+Rows = tuple[torch.Tensor, ...]
+"""shift, scale, gate of the self-attention, then of the feed-forward."""
+
+
+def norm_modulate(
+    norm: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+) -> torch.Tensor:
+    """``norm(x) * (1 + scale) + shift`` in fp32, returned in x's dtype; only the norm when scale is None."""
+    if scale is None or shift is None:
+        return norm(x.float()).type_as(x)
+    return (norm(x.float()) * (1 + scale) + shift).type_as(x)
+
+
+def gated_residual(x: torch.Tensor, out: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """``x + out * gate`` in fp32, returned in x's dtype; ``x + out`` in x's dtype when gate is None."""
+    if gate is None:
+        return x + out
+    return (x.float() + out * gate).type_as(x)
+
+
+def modulation_rows(table: torch.Tensor, temb: torch.Tensor) -> Rows:
+    """The six fp32 rows of ``table`` ``[1, 6, D]`` plus the time signal ``[B, 6, D]`` or ``[B, L, 6, D]``."""
+    if temb.ndim == 4:
+        return tuple(row.squeeze(2) for row in (table.unsqueeze(0) + temb.float()).chunk(6, dim=2))
+    return (table.to(temb.device) + temb.float()).chunk(6, dim=1)
+
+
+class OpenBlock:
+    """``forward`` of one ``WanTransformerBlock`` of the copy, with the same parameters as the stock one."""
+
+    def __init__(self, block: Any, wrap: Wrap, path: str, index: int) -> None:
+        def site(name: str, role: str) -> dict[str, Any]:
+            return {"path": f"{path}.{name}", "index": index, "role": role}
+
+        self._block = block
+        self._attend_self = Span(block.attn1, wrap, "branch", **site("attn1", "self"))
+        self._attend_cross = Span(block.attn2, wrap, "branch", **site("attn2", "cross"))
+        self._feed_forward = Span(block.ffn, wrap, "branch", **site("ffn", "ffn"))
+        self._norm_self = wrap("norm_modulate", norm_modulate, **site("norm1", "self"))
+        self._norm_cross = wrap("norm_modulate", norm_modulate, **site("norm2", "cross"))
+        self._norm_ffn = wrap("norm_modulate", norm_modulate, **site("norm3", "ffn"))
+        self._add_self = wrap("gated_residual", gated_residual, **site("attn1", "self"))
+        self._add_cross = wrap("gated_residual", gated_residual, **site("attn2", "cross"))
+        self._add_ffn = wrap("gated_residual", gated_residual, **site("ffn", "ffn"))
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        temb: torch.Tensor,
+        rotary_emb: Any,
+    ) -> Any:
+        return self._layers(hidden_states, encoder_hidden_states, temb, rotary_emb)
+
+    def _layers(
+        self, x: torch.Tensor, text: torch.Tensor, temb: torch.Tensor, rotary_emb: Any
+    ) -> torch.Tensor:
+        block = self._block
+        shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = modulation_rows(block.scale_shift_table, temb)
+        y = self._norm_self(block.norm1, x, scale, shift)
+        x = self._add_self(x, self._attend_self(y, None, None, rotary_emb), gate)
+        y = self._norm_cross(block.norm2, x, None, None)
+        x = self._add_cross(x, self._attend_cross(y, text, None, None), None)
+        y = self._norm_ffn(block.norm3, x, ffn_scale, ffn_shift)
+        out: torch.Tensor = self._add_ffn(x, self._feed_forward(y), ffn_gate)
+        return out
+
+
+class OpenVaceBlock(OpenBlock):
+    """``forward`` of one ``WanVACETransformerBlock``: the same layers on the control stream, and a hint beside it."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        control_hidden_states: torch.Tensor,
+        temb: torch.Tensor,
+        rotary_emb: Any,
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        block = self._block
+        if block.proj_in is not None:
+            control_hidden_states = block.proj_in(control_hidden_states) + hidden_states
+        control = self._layers(control_hidden_states, encoder_hidden_states, temb, rotary_emb)
+        return (None if block.proj_out is None else block.proj_out(control)), control
+
+
+def open_block(block: Any, wrap: Wrap, path: str, index: int) -> None:
+    """Give one block of the copy the open forward."""
+    kind = OpenVaceBlock if hasattr(block, "proj_out") else OpenBlock
+    block.forward = kind(block, wrap, path, index)

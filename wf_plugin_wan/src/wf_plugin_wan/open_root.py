@@ -1,0 +1,162 @@
+"""The open root: the forwards of both Wan transformers written in the seams ``modulation``, ``stack`` and ``block``.
+
+Shapes: hidden_states ``[B, C, T', H', W']`` in; x ``[B, L, D]`` with L = T*H*W tokens between patch embedding and head;
+temb ``[B, D]`` and timestep_proj ``[B, 6, D]``, or ``[B, L, D]`` and ``[B, L, 6, D]`` with per-token timesteps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+from diffusers.utils import apply_lora_scale
+
+from wf_plugin_wan.sites import Span, Wrap
+
+
+def no_modulation(temb: torch.Tensor, timestep_proj: torch.Tensor) -> None:
+    """What the ``modulation`` seam stands around: nothing, it is read only."""
+
+
+class OpenRoot:
+    """``forward(root, ...)`` of ``WanTransformer3DModel``. Gradient checkpointing is not offered: same values."""
+
+    def __init__(self, root: Any, wrap: Wrap) -> None:
+        self._stack = Span(self._run_blocks, wrap, "stack")
+        self._blocks = [
+            Span(block, wrap, "block", path=f"blocks.{i}", index=i) for i, block in enumerate(root.blocks)
+        ]
+        self._modulation = wrap("modulation", no_modulation)
+        self.forward = apply_lora_scale("attention_kwargs")(self._forward)
+
+    def _forward(
+        self,
+        root: Any,
+        hidden_states: torch.Tensor,
+        timestep: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        encoder_hidden_states_image: torch.Tensor | None = None,
+        return_dict: bool = True,
+        attention_kwargs: dict[str, Any] | None = None,
+        **control: Any,
+    ) -> Any:
+        shape = hidden_states.shape
+        rotary_emb = root.rope(hidden_states)
+        x = self._embed(root, hidden_states)
+        control_args = self._control(root, x, **control)
+        temb, timestep_proj, text = embed_conditions(
+            root, timestep, encoder_hidden_states, encoder_hidden_states_image
+        )
+        self._modulation(temb, timestep_proj)
+        x = self._stack(x, text, timestep_proj, rotary_emb, *control_args)
+        sample = unpatchify(project_out(root, x, temb), shape, root.config.patch_size)
+        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+    def _embed(self, root: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = root.patch_embedding(hidden_states)
+        return x.flatten(2).transpose(1, 2).contiguous()
+
+    def _control(self, root: Any, x: torch.Tensor) -> tuple[Any, ...]:
+        return ()
+
+    def _run_blocks(
+        self, x: torch.Tensor, text: torch.Tensor, timestep_proj: torch.Tensor, rotary: Any
+    ) -> Any:
+        for block in self._blocks:
+            x = block(x, text, timestep_proj, rotary)
+        return x
+
+
+class OpenVaceRoot(OpenRoot):
+    """``forward(root, ...)`` of ``WanVACETransformer3DModel``.
+
+    The ``stack`` is one span over the control blocks, the main blocks and the hints; a ``block`` is a main block,
+    without the hint that is added after it.
+    """
+
+    def __init__(self, root: Any, wrap: Wrap) -> None:
+        super().__init__(root, wrap)
+        self._vace_blocks = list(root.vace_blocks)
+        self._vace_layers = frozenset(root.config.vace_layers)
+
+    def _embed(self, root: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = root.patch_embedding(hidden_states)
+        # the stock forward leaves the strides as they are, and other strides can mean other last bits
+        return x.flatten(2).transpose(1, 2)
+
+    def _control(
+        self,
+        root: Any,
+        x: torch.Tensor,
+        control_hidden_states: torch.Tensor | None = None,
+        control_hidden_states_scale: torch.Tensor | None = None,
+    ) -> tuple[Any, ...]:
+        """The control stream ``[B, L, D]``, zero-padded to x's length, and one scale per control block."""
+        assert control_hidden_states is not None, "a VACE transformer needs control_hidden_states"
+        layers = len(root.config.vace_layers)
+        if control_hidden_states_scale is None:
+            control_hidden_states_scale = control_hidden_states.new_ones(layers)
+        scales = torch.unbind(control_hidden_states_scale)
+        if len(scales) != layers:
+            raise ValueError(
+                f"control_hidden_states_scale has {len(scales)} values for {layers} control blocks"
+            )
+        control = root.vace_patch_embedding(control_hidden_states).flatten(2).transpose(1, 2)
+        padding = control.new_zeros(x.shape[0], x.size(1) - control.size(1), control.size(2))
+        return torch.cat([control, padding], dim=1), scales
+
+    def _run_blocks(  # type: ignore[override]
+        self,
+        x: torch.Tensor,
+        text: torch.Tensor,
+        timestep_proj: torch.Tensor,
+        rotary: Any,
+        control: torch.Tensor,
+        scales: tuple[torch.Tensor, ...],
+    ) -> Any:
+        hints = []
+        for vace_block, scale in zip(self._vace_blocks, scales, strict=True):
+            hint, control = vace_block(x, text, control, timestep_proj, rotary)
+            hints.append((hint, scale))
+        hints.reverse()
+        for i, block in enumerate(self._blocks):
+            x = block(x, text, timestep_proj, rotary)
+            if i in self._vace_layers:
+                hint, scale = hints.pop()
+                x = x + hint.to(x.device) * scale
+        return x
+
+
+def embed_conditions(
+    root: Any, timestep: torch.Tensor, text: torch.Tensor, image: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """temb, timestep_proj, and the context: image tokens, if any, before the text tokens."""
+    length = timestep.shape[1] if timestep.ndim == 2 else None
+    if length is not None:
+        timestep = timestep.flatten()
+    temb, proj, text, image = root.condition_embedder(timestep, text, image, timestep_seq_len=length)
+    proj = proj.unflatten(1 if length is None else 2, (6, -1))
+    return temb, proj, text if image is None else torch.concat([image, text], dim=1)
+
+
+def project_out(root: Any, x: torch.Tensor, temb: torch.Tensor) -> torch.Tensor:
+    """The output head on x ``[B, L, D]`` -> ``[B, L, C_out * p_t * p_h * p_w]``."""
+    table = root.scale_shift_table.to(temb.device)
+    if temb.ndim == 3:
+        shift, scale = (table.unsqueeze(0) + temb.unsqueeze(2)).chunk(2, dim=2)
+        shift, scale = shift.squeeze(2), scale.squeeze(2)
+    else:
+        shift, scale = (table + temb.unsqueeze(1)).chunk(2, dim=1)
+    shift, scale = shift.to(x.device), scale.to(x.device)
+    x = (root.norm_out(x.float()) * (1 + scale) + shift).type_as(x)
+    out: torch.Tensor = root.proj_out(x)
+    return out
+
+
+def unpatchify(tokens: torch.Tensor, shape: torch.Size, patch: tuple[int, int, int]) -> torch.Tensor:
+    """Tokens ``[B, L, C * p_t * p_h * p_w]`` -> ``[B, C, T', H', W']`` for the latent ``shape``."""
+    batch, _, frames, height, width = shape
+    p_t, p_h, p_w = patch
+    x = tokens.reshape(batch, frames // p_t, height // p_h, width // p_w, p_t, p_h, p_w, -1)
+    return x.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6, 7).flatten(4, 5).flatten(2, 3)

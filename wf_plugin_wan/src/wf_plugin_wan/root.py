@@ -1,0 +1,95 @@
+"""The subclass of a transformer root: it tells the wiring which call is being made, and stands for the outer seams."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+
+from wf_core.api import Context, Wiring, specialise
+from wf_plugin_wan.sites import Wrap
+
+SLOT = "_wf"
+NEEDED = ("hidden_states", "timestep", "encoder_hidden_states")
+
+
+class RootCalls:
+    """Every call of one root: ``guidance`` around ``denoiser`` around the stock (or open) forward.
+
+    Handlers get the call's arguments as one mapping by name, without ``return_dict``, and return the sample
+    ``[B, C, T', H', W']``.
+    """
+
+    def __init__(
+        self, root: Any, expert: str, wiring: Wiring, wrap: Wrap, forward: Callable[..., Any]
+    ) -> None:
+        self.wiring = wiring
+        self._root = root
+        self._expert = expert
+        self._forward = forward
+        self._patch = root.config.patch_size
+        self._names = tuple(inspect.signature(type(root).forward).parameters)[1:]
+        stock = self._sample
+        self._chain = wrap("guidance", wrap("denoiser", stock))
+        self._claimed = self._chain is not stock
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        named = dict(zip(self._names, args, strict=False), **kwargs) if args else kwargs
+        if any(name not in named for name in NEEDED):
+            return self._forward(self._root, *args, **kwargs)  # the stock forward says what is missing
+        compute: Callable[[], Any] = functools.partial(self._forward, self._root, *args, **kwargs)
+        if self._claimed:
+            compute = functools.partial(self._through_seams, named)
+        return self.wiring.call(
+            self._expert,
+            named["timestep"],
+            named["encoder_hidden_states"],
+            self._grid(named["hidden_states"]),
+            compute,
+        )
+
+    def _grid(self, hidden_states: torch.Tensor) -> tuple[int, int, int]:
+        frames, height, width = hidden_states.shape[2:]
+        p_t, p_h, p_w = self._patch
+        return frames // p_t, height // p_h, width // p_w
+
+    def _through_seams(self, named: Mapping[str, Any]) -> Any:
+        arguments = dict(named)
+        return_dict = arguments.pop("return_dict", True)
+        sample = self._chain(arguments)
+        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+    def _sample(self, arguments: Mapping[str, Any]) -> Any:
+        return self._forward(self._root, **arguments, return_dict=False)[0]
+
+
+def _namespace(stock: Any) -> Mapping[str, Any]:
+    @contextmanager
+    def cache_context(self: Any, name: str, **fields: Any) -> Iterator[None]:
+        wiring: Wiring = getattr(self, SLOT).wiring
+        with stock.cache_context(self, name, **fields):
+            wiring.enter_context(Context(name, fields.get("step_index"), fields.get("num_inference_steps")))
+            try:
+                yield
+            finally:
+                wiring.enter_context(None)
+
+    @functools.wraps(stock.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._wf(args, kwargs)
+
+    return {"cache_context": cache_context, "forward": forward}
+
+
+def install_root(
+    root: Any, expert: str, wiring: Wiring, wrap: Wrap, open_forward: Callable[..., Any] | None
+) -> None:
+    """Make ``root`` report its calls. ``open_forward(root, ...)`` stands in for the stock forward where given."""
+    forward = open_forward or type(root).forward
+    setattr(root, SLOT, RootCalls(root, expert, wiring, wrap, forward))
+    specialise(root, _namespace)

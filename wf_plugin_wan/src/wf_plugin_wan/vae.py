@@ -1,0 +1,63 @@
+"""The seams of the VAE, ``vae.decode`` and ``vae.encode``, and the causal cache that the stock VAE keeps on itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.vae import DecoderOutput
+from diffusers.models.modeling_outputs import AutoencoderKLOutput
+
+from wf_core.api import Wiring, specialise
+from wf_plugin_wan.sites import wrapper
+
+SLOT = "_wf"
+
+
+class VaeCalls:
+    """Decoding and encoding of one VAE copy through their seams."""
+
+    def __init__(self, vae: Any, wiring: Wiring) -> None:
+        wrap = wrapper(wiring, "vae")
+        self._vae = vae
+        self._stock: Any = type(vae)
+        self.decode = wrap("vae.decode", self._decode)
+        self.encode = wrap("vae.encode", self._encode)
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        video: torch.Tensor = self._stock.decode(self._vae, latents, return_dict=False)[0]
+        return video
+
+    def _encode(self, video: torch.Tensor) -> Any:
+        return self._stock.encode(self._vae, video, return_dict=False)[0]
+
+
+def _namespace(stock: type) -> Mapping[str, Any]:
+    def decode(self: Any, z: torch.Tensor, return_dict: bool = True) -> Any:
+        # slicing is kept outside the seam, so that it bounds the memory of whatever decodes
+        parts = z.split(1) if self.use_slicing and z.shape[0] > 1 else (z,)
+        decoded = [self._wf.decode(part) for part in parts]
+        video = decoded[0] if len(decoded) == 1 else torch.cat(decoded)
+        return DecoderOutput(sample=video) if return_dict else (video,)
+
+    def encode(self: Any, x: torch.Tensor, return_dict: bool = True) -> Any:
+        posterior = self._wf.encode(x)
+        return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
+
+    return {"decode": decode, "encode": encode}
+
+
+def install_vae(vae: Any, wiring: Wiring) -> None:
+    """Put the seams around the copy's ``decode`` and ``encode``; nothing is changed where nobody claims them."""
+    if wiring.seams.claimed("vae.decode", "vae.encode"):
+        setattr(vae, SLOT, VaeCalls(vae, wiring))
+        specialise(vae, _namespace)
+
+
+def release_vae(vae: Any) -> Iterable[torch.Tensor]:
+    """Clear the causal cache, which a decode that raised leaves populated; returns the tensors still there."""
+    if "_feat_map" in vae.__dict__:
+        vae.clear_cache()
+    lists = (vae.__dict__.get(key) or () for key in ("_feat_map", "_enc_feat_map"))
+    return tuple(item for kept in lists for item in kept if isinstance(item, torch.Tensor))
