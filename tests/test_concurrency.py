@@ -82,7 +82,9 @@ def test_two_threads_with_different_attention_backends_each_run_their_own(host):
         lambda: solo(host, pipe, requests[1], arguments),
         base_beside_them,
     )
-    operators = [next(iter(report["effective"].values()))["evidence"]["operator"] for _, report in (first, second)]
+    operators = [
+        next(iter(report["effective"].values()))["evidence"]["operator"] for _, report in (first, second)
+    ]
     assert len(set(operators)) == 2
     assert "math" in operators[0] and "flash" in operators[1]
     for _, report in (first, second):

@@ -87,9 +87,7 @@ def test_a_plugin_that_raises_leaves_nothing_behind(host_with, pipe, arguments, 
     assert_next_request_is_right(pipe, arguments, plain)
 
 
-def test_a_plugin_that_raises_at_import_leaves_nothing_behind(
-    host_with, monkeypatch, pipe, arguments, plain
-):
+def test_a_plugin_that_raises_at_import_leaves_nothing_behind(host_with, monkeypatch, pipe, arguments, plain):
     import sys
 
     monkeypatch.setenv("CHAOS_AT", "import")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import timeit
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,14 +16,15 @@ from torch.nn import functional as F
 
 from wf_core import Host
 
-CALLS = 20_000
-REPEAT = 60
+LOOP = 500
+REPEAT = 80
 BLOCKS = 30
 
 
-def microseconds(call: Callable[[], object], calls: int = CALLS) -> float:
-    """The best of five, per call: what is left is the cost of the code, not of its neighbours on the machine."""
-    return min(timeit.repeat(call, number=calls, repeat=5)) / calls * 1e6
+def microseconds(*calls: Callable[[], object]) -> list[float]:
+    """One call of each, from short loops in turns."""
+    loops = [functools.partial(timeit.timeit, call, number=LOOP) for call in calls]
+    return [seconds / LOOP * 1e6 for seconds in side_by_side(loops, REPEAT, min)]
 
 
 def model() -> WanTransformer3DModel:
@@ -66,19 +68,12 @@ def seam_alone() -> list[Row]:
         Site("attention", "transformer", "blocks.0.attn1", 0, "self"), lambda q, k, v, m: bare(q, k, v)
     )
     q, k, v = (torch.randn(1, 4, 1, 32) for _ in range(3))
-    direct = microseconds(lambda: bare(q, k, v))
+    direct, through, dispatch = microseconds(
+        lambda: bare(q, k, v), lambda: seam(q, k, v, None), lambda: dispatch_attention_fn(q, k, v)
+    )
     return [
-        Row(
-            "seam with a provider, added to the bare call",
-            microseconds(lambda: seam(q, k, v, None)) - direct,
-            "us",
-            5,
-        ),
-        Row(
-            "peer: diffusers' dispatch, added",
-            microseconds(lambda: dispatch_attention_fn(q, k, v)) - direct,
-            "us",
-        ),
+        Row("seam with a provider, added to the bare call", through - direct, "us", 5),
+        Row("peer: diffusers' dispatch, added", dispatch - direct, "us"),
         Row("peer: the bare call itself", direct, "us"),
     ]
 
@@ -93,7 +88,7 @@ def inside_the_model() -> list[Row]:
         for session in (plain, provided):
             stack.enter_context(session.run(num_inference_steps=1))
         stock_s, plain_s, provided_s = side_by_side(
-            [lambda: base(**call), lambda: plain.model(**call), lambda: provided.model(**call)], REPEAT
+            [lambda: base(**call), lambda: plain.model(**call), lambda: provided.model(**call)], REPEAT, min
         )
     attentions = 2 * BLOCKS
     return [

@@ -41,8 +41,15 @@ def seconds(call: Callable[[], object], repeat: int) -> float:
     return statistics.median(taken)
 
 
-def side_by_side(calls: Sequence[Callable[[], object]], repeat: int) -> list[float]:
-    """Median seconds of each call, measured in turns so that a slow moment of the machine hits all alike."""
+def side_by_side(
+    calls: Sequence[Callable[[], object]],
+    repeat: int,
+    pick: Callable[[Sequence[float]], float] = statistics.median,
+) -> list[float]:
+    """Seconds of each call, measured in turns so that a slow moment of the machine hits all alike.
+
+    The median of ``repeat``; ``pick=min`` where a small difference counts, for then the quiet moments decide.
+    """
     for call in calls:
         call()
     taken: list[list[float]] = [[] for _ in calls]
@@ -51,7 +58,7 @@ def side_by_side(calls: Sequence[Callable[[], object]], repeat: int) -> list[flo
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in taken]
+    return [pick(times) for times in taken]
 
 
 def show(title: str, rows: Sequence[Row], note: str = "") -> None:

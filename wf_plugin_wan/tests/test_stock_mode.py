@@ -90,20 +90,20 @@ def test_guidance_stands_around_denoiser(tiny: SimpleNamespace) -> None:
     assert [site.seam for site, _ in opened.seen.calls] == ["guidance", "denoiser"]
 
 
-@pytest.mark.parametrize("seams", [(), ("stack",)])
-def test_lora_scale_in_attention_kwargs_is_taken_like_stock(
-    seams: tuple[str, ...], tiny: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The stock decorator copies ``attention_kwargs`` and takes ``scale`` out; the open forward is under it too."""
-    model, call = tiny.model("t2v"), tiny.call("t2v")
-    kwargs = {"scale": 1.0}
-    opened = tiny.open(model, *seams)
+@pytest.mark.parametrize("seams", [(), ("stack",), ("denoiser", "branch", "linear")])
+def test_a_lora_scale_in_attention_kwargs_works_like_stock(seams: tuple[str, ...], tiny: SimpleNamespace) -> None:
+    """The stock forward scales its adapters for the call; the open one is under the same decorator."""
+    peft = pytest.importorskip("peft")
+    model, call = tiny.copy(tiny.model("t2v")), tiny.call("t2v")
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False))
+    full, halved = model(**call)[0], model(**call, attention_kwargs={"scale": 0.5})[0]
+    assert not torch.equal(full, halved)
+    opened, given = tiny.open(model, *seams), {"scale": 0.5}
     with opened.run():
-        out = opened.components["transformer"](**call, attention_kwargs=kwargs)[0]
-    assert kwargs == {"scale": 1.0}
-    assert torch.equal(out, model(**call)[0])
-    forward = opened.components["transformer"]._wf._forward
-    assert "apply_lora_scale" in forward.__code__.co_qualname
+        root = opened.components["transformer"]
+        assert torch.equal(root(**call, attention_kwargs=given)[0], halved)
+        assert torch.equal(root(**call)[0], full)
+    assert given == {"scale": 0.5}
 
 
 def test_a_call_outside_a_run_or_after_closing_is_refused(tiny: SimpleNamespace) -> None:

@@ -23,7 +23,7 @@ SCHEDULES = ("tea.sched.e.1_3b", "tea.sched.e0.14b.negative")
 
 START = 40.0
 _REACH = 400.0
-_SECTIONS = 512
+_SECTIONS = 128
 
 
 @cache
@@ -59,7 +59,7 @@ def timesteps_for(distances: Sequence[float], signal: Signal, start: float = STA
         now = found[-1]
         here = signal((now,)).double()
         low, high = 0.0, _REACH
-        for _ in range(4):
+        for _ in range(5):
             grid = torch.linspace(low, high, _SECTIONS, dtype=torch.float64)
             if low == 0.0 and high == _REACH:
                 grid = high * torch.linspace(0.0, 1.0, _SECTIONS, dtype=torch.float64) ** 3

@@ -110,11 +110,13 @@ def test_per_token_timesteps_are_read_at_their_maximum():
 
 
 def test_an_ambiguous_call_leaves_nothing_to_compare_with_or_reuse():
-    player = driver(threshold=10.0)
+    player = driver(threshold=0.15)
     player.begin(player.view((), total=7))
     for index, timestep in enumerate(ramp_timesteps([0] + [0.1] * 6)):
         player.call(index, timestep, total=7, source="ambiguous" if index == 2 else "ordinal")
-    assert player.computed() == [0, 2, 3, 6]
+    assert player.computed() == [0, 2, 3, 5, 6]
+    reasons = player.reasons()
+    assert (reasons[2], reasons[3]) == ("ambiguous-identity", "nothing-cached")
 
 
 def test_another_shape_starts_the_sum_anew():

@@ -55,7 +55,7 @@ def test_given_options_win_and_zero_is_a_value():
 @pytest.mark.parametrize(("signal", "first", "last"), [(None, 1, 1), ("e", 1, 1), ("e0", 5, 0)])
 def test_own_coefficients_work_on_any_model(signal, first, last):
     found = settle({**OWN, "signal": signal}, facts("my-own-wan-finetune"))
-    assert (found.coefficients, found.threshold, found.source) == ((1.0, 0.0), 0.26, "coefficients")
+    assert (found.coefficients, found.threshold, found.source) == ((1.0, 0.0), 0.26, "the given coefficients")
     assert (found.signal, found.first, found.last) == (signal or "e", first, last)
 
 

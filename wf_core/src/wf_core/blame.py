@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,29 @@ def plugin_of(plan: Plan, name: str) -> str:
     return feature.plugin if feature is not None else name
 
 
+def each(
+    techniques: Mapping[str, Technique], act: Callable[[Technique], None]
+) -> list[tuple[str, Exception]]:
+    """Do ``act`` to every technique, the last first, whatever fails; what failed is returned, never raised half-way."""
+    failures: list[tuple[str, Exception]] = []
+    for name, technique in reversed(list(techniques.items())):
+        try:
+            act(technique)
+        except Exception as error:
+            failures.append((name, error))
+    return failures
+
+
+def fault_of(plan: Plan, failures: list[tuple[str, Exception]], where: str) -> PluginFault:
+    """The first failure as a fault of its plugin."""
+    name, error = failures[0]
+    fault = PluginFault(plugin_of(plan, name), where, f"{type(error).__name__}: {error}")
+    fault.__cause__ = error
+    return fault
+
+
 def feature_in_traceback(
-    plan: Plan, techniques: dict[str, Technique], error: BaseException
+    plan: Plan, techniques: Mapping[str, Technique], error: BaseException
 ) -> PlannedFeature | None:
     """The planned feature whose technique's module is deepest in the traceback; None if none is."""
     packages = {type(t).__module__.split(".")[0]: name for name, t in techniques.items()}
@@ -32,7 +54,7 @@ def feature_in_traceback(
     return plan.feature(found) if found is not None else None
 
 
-def attribute(plan: Plan, techniques: dict[str, Technique], error: BaseException) -> BaseException:
+def attribute(plan: Plan, techniques: Mapping[str, Technique], error: BaseException) -> BaseException:
     """The error to raise: the same one with a note that names the plugin, or a ``PluginFault`` for a call that was
     not eligible.
     """

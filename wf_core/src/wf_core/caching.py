@@ -162,5 +162,7 @@ class FeatureCache(Technique, ABC):
             return decision
         state.forced(step)
         if step.ambiguous:
-            self.counters.fall_back("stack", "the step and branch of a call could not be told; it was computed")
+            self.counters.fall_back(
+                "stack", "the step and branch of a call could not be told; it was computed"
+            )
         return Decision(True, forced, decision.metric)

@@ -129,14 +129,19 @@ class Catalog:
 
     def keys(self) -> tuple[str, ...]:
         """Every request key that is known: host keys, selectors, switches."""
-        switches = {switch.name for record in self.records if record.manifest for switch in record.manifest.switches}
+        switches = {
+            switch.name for record in self.records if record.manifest for switch in record.manifest.switches
+        }
         return tuple(sorted({*self.host_keys, *self.selectors, *switches}))
 
     @cached_property
     def selectors(self) -> dict[str, Selector]:
         """The core's selectors by name."""
         rows = data.table("selectors")["selector"]
-        return {row["name"]: Selector(row["name"], row["discriminator"], tuple(row["off"]), row["doc"]) for row in rows}
+        return {
+            row["name"]: Selector(row["name"], row["discriminator"], tuple(row["off"]), row["doc"])
+            for row in rows
+        }
 
     @cached_property
     def host_keys(self) -> dict[str, HostKey]:
@@ -193,7 +198,9 @@ class Catalog:
             names = {offer.feature.name for offer in self.features()}
             raise BadInput(f"no installed plugin has a feature {name!r}{did_you_mean(name, names)}")
         if offers[0].state != "available":
-            raise BadInput(f"feature {name!r} of plugin {offers[0].plugin!r} is {offers[0].state}: {offers[0].reason}")
+            raise BadInput(
+                f"feature {name!r} of plugin {offers[0].plugin!r} is {offers[0].state}: {offers[0].reason}"
+            )
         return offers[0].plugin
 
     # --- rules and facts --------------------------------------------------------------------------------------------

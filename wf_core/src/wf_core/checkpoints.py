@@ -26,7 +26,9 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise BadInput(f"device {device!r}: torch sees no CUDA device on this machine")
     try:
-        pipe = DiffusionPipeline.from_pretrained(str(directory), torch_dtype=getattr(torch, dtype), local_files_only=True)
+        pipe = DiffusionPipeline.from_pretrained(
+            str(directory), torch_dtype=getattr(torch, dtype), local_files_only=True
+        )
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"cannot load {directory}: {first}") from error

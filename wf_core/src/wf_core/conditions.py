@@ -70,7 +70,9 @@ class Condition:
             raise BadCondition(f"a condition is a table, got {show(data)}")
         reason, code = data.get("reason", ""), data.get("code", "")
         if top and not (isinstance(reason, str) and reason.strip()):
-            raise BadCondition("a condition needs a reason: one sentence that says why the feature cannot run")
+            raise BadCondition(
+                "a condition needs a reason: one sentence that says why the feature cannot run"
+            )
         body = {key: value for key, value in data.items() if key not in ("reason", "code")}
         join = next((name for name in JOINS if name in body), "")
         if join:
@@ -102,11 +104,15 @@ class Condition:
 
     def table_names(self) -> Iterator[str]:
         """Every table of the manifest that this condition looks at."""
-        yield from (operand for name, operand in self.tests if name == "in_table" and isinstance(operand, str))
+        yield from (
+            operand for name, operand in self.tests if name == "in_table" and isinstance(operand, str)
+        )
         for part in self.parts:
             yield from part.table_names()
 
-    def _state(self, facts: Facts, options: Mapping[str, Any], tables: Tables) -> tuple[State, tuple[str, ...]]:
+    def _state(
+        self, facts: Facts, options: Mapping[str, Any], tables: Tables
+    ) -> tuple[State, tuple[str, ...]]:
         if self.join:
             return self._joined(facts, options, tables)
         assert self.subject is not None
@@ -122,12 +128,16 @@ class Condition:
                 return "unmet", ()
         return ("unknown", tuple(missing)) if missing else ("met", ())
 
-    def _joined(self, facts: Facts, options: Mapping[str, Any], tables: Tables) -> tuple[State, tuple[str, ...]]:
+    def _joined(
+        self, facts: Facts, options: Mapping[str, Any], tables: Tables
+    ) -> tuple[State, tuple[str, ...]]:
         answers = [part._state(facts, options, tables) for part in self.parts]
         decisive: State = "met" if self.join == "any_of" else "unmet"
         if any(state == decisive for state, _ in answers):
             return decisive, ()
-        missing = tuple(dict.fromkeys(name for state, names in answers if state == "unknown" for name in names))
+        missing = tuple(
+            dict.fromkeys(name for state, names in answers if state == "unknown" for name in names)
+        )
         if missing:
             return "unknown", missing
         return ("unmet", ()) if self.join == "any_of" else ("met", ())
@@ -151,7 +161,7 @@ def _parts(join: str, body: Mapping[str, Any]) -> tuple[Condition, ...]:
 def _subject(body: Mapping[str, Any]) -> Ref:
     kinds = [kind for kind in ("fact", "option") if kind in body]
     if len(kinds) != 1 or not isinstance(body[kinds[0]], str):
-        raise BadCondition("a condition compares exactly one fact or option, e.g. fact = \"model.head_dim\"")
+        raise BadCondition('a condition compares exactly one fact or option, e.g. fact = "model.head_dim"')
     return Ref("fact" if kinds[0] == "fact" else "option", body[kinds[0]])
 
 
@@ -159,7 +169,9 @@ def _tests(body: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     names = [key for key in body if key not in ("fact", "option")]
     unknown = sorted(set(names) - set(OPERATORS))
     if unknown:
-        raise BadCondition(f"unknown operator {unknown[0]!r}; the operators are {', '.join((*OPERATORS, *JOINS))}")
+        raise BadCondition(
+            f"unknown operator {unknown[0]!r}; the operators are {', '.join((*OPERATORS, *JOINS))}"
+        )
     if not names:
         raise BadCondition(f"a condition needs an operator: one of {', '.join((*OPERATORS, *JOINS))}")
     return tuple((name, _operand(name, body[name])) for name in names)
@@ -173,7 +185,10 @@ def _operand(name: str, value: Any) -> Any:
         "in_table": (isinstance(value, str), "the name of a table"),
         "in": (isinstance(value, list | tuple), "a list"),
         "contains_all": (isinstance(value, list | tuple), "a list"),
-        "divisible_by": (isinstance(value, int) and not isinstance(value, bool) and value > 0, "a number above 0"),
+        "divisible_by": (
+            isinstance(value, int) and not isinstance(value, bool) and value > 0,
+            "a number above 0",
+        ),
     }
     fits, words = checks.get(name, (True, ""))
     if not fits:
@@ -183,7 +198,7 @@ def _operand(name: str, value: Any) -> Any:
 
 def _compare(name: str, value: Any, other: Any, tables: Tables) -> bool:
     if name == "present":
-        return (value is not None) == other
+        return bool((value is not None) == other)
     if name == "eq":
         return bool(value == other)
     if name == "ne":

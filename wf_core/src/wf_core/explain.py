@@ -21,7 +21,9 @@ def explain_plan(plan: Plan) -> str:
         names = sorted({ref.name for ref in condition.refs() if ref.kind == "fact"} & set(plan.unknown()))
         lines.append(f"  checked later, when {', '.join(names)} is known: {condition.reason.split(':')[0]}")
     if plan.facts_used:
-        lines.append("  judged by: " + ", ".join(f"{name} = {show(value)}" for name, value, _ in plan.facts_used))
+        lines.append(
+            "  judged by: " + ", ".join(f"{name} = {show(value)}" for name, value, _ in plan.facts_used)
+        )
     return "\n".join(lines)
 
 

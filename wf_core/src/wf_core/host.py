@@ -110,7 +110,9 @@ class Host:
         from wf_core.session import Session
 
         if isinstance(base, str | Path):
-            raise BadInput(f"a session needs a loaded pipeline, not {str(base)!r}; load it with from_pretrained first")
+            raise BadInput(
+                f"a session needs a loaded pipeline, not {str(base)!r}; load it with from_pretrained first"
+            )
         if not isinstance(request, Plan):
             request = self.resolve(base, request or {}, run=run, facts=facts)
         return Session(self, base, request, contents=verify_contents, wait=wait, extra=extra, facts=facts)
@@ -123,7 +125,9 @@ class Host:
         others = [other for other in self._manager.get_plugins() if other is not module]
         caller = self._manager.subset_hook_caller(hook, others)
         if not caller.get_hookimpls():
-            raise PluginFault(plugin, hook, "the plugin declares a feature of this kind but does not implement the hook")
+            raise PluginFault(
+                plugin, hook, "the plugin declares a feature of this kind but does not implement the hook"
+            )
         try:
             return caller(**arguments)
         except (Exception, SystemExit) as error:
@@ -163,7 +167,9 @@ class Host:
             path = Path(model)
             if not path.is_dir():
                 names = ", ".join(sorted(self.catalog.model_names())) or "none"
-                raise BadInput(f"no model {str(model)!r}: not a directory, and registered models are: {names}")
+                raise BadInput(
+                    f"no model {str(model)!r}: not a directory, and registered models are: {names}"
+                )
             return path
         record = self.catalog.model_plugin(declared.name)
         if declared.path:

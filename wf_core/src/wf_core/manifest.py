@@ -94,7 +94,9 @@ def _check_versions(root: Table) -> None:
     if api > HOST_API:
         raise NewerManifest(root.path, "", f"asks for plugin API {api}, this host offers {HOST_API}")
     if schema > SCHEMA:
-        raise NewerManifest(root.path, "", f"is written in manifest schema {schema}, this host reads {SCHEMA}")
+        raise NewerManifest(
+            root.path, "", f"is written in manifest schema {schema}, this host reads {SCHEMA}"
+        )
     if schema < 1 or api < 1:
         root.fail("schema and api start at 1")
 
@@ -102,7 +104,8 @@ def _check_versions(root: Table) -> None:
 def _read(root: Table, path: Path) -> Manifest:
     kind = root.one_of("kind", KINDS)
     own = tuple(
-        EffectWord(row.text("name"), row.text("doc"), row.whole("numbers", 0)) for row in root.tables("effect")
+        EffectWord(row.text("name"), row.text("doc"), row.whole("numbers", 0))
+        for row in root.tables("effect")
     )
     words = {**vocabulary(), **{word.name: word for word in own}}
     tables = read_tables(root)
@@ -166,7 +169,7 @@ def _packages(root: Table) -> FrozenMap:
     packages = root.mapping("packages")
     for name, wanted in packages.items():
         if not isinstance(wanted, str):
-            root.fail(f"packages: {name} takes a version range as text, or \"*\"")
+            root.fail(f'packages: {name} takes a version range as text, or "*"')
     return FrozenMap(packages)
 
 

@@ -95,7 +95,9 @@ def _condition(
     names = [option.name for option in options]
     for ref in condition.refs():
         if ref.kind == "option" and ref.name not in names:
-            row.fail(f"{what} looks at an option {ref.name!r} that is not declared{did_you_mean(ref.name, names)}")
+            row.fail(
+                f"{what} looks at an option {ref.name!r} that is not declared{did_you_mean(ref.name, names)}"
+            )
     for name in condition.table_names():
         if name not in tables:
             row.fail(f"{what} looks at a table {name!r} that is not declared{did_you_mean(name, tables)}")
@@ -183,7 +185,7 @@ def _seams(row: Table) -> tuple[str, ...]:
 def _families(row: Table) -> tuple[str, ...]:
     families = row.texts("families", ["*"])
     if not families:
-        row.fail("families must name at least one family, or \"*\"")
+        row.fail('families must name at least one family, or "*"')
     return families
 
 

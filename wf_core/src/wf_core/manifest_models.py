@@ -89,7 +89,7 @@ def _keys_in_file(row: Table, file: str, keys_at: str) -> list[Any]:
 def _names(row: Table, key: str) -> FrozenMap:
     value = row.raw(key, {})
     if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
-        row.fail(f"{key} must be a table of class name = \"name\"")
+        row.fail(f'{key} must be a table of class name = "name"')
     return FrozenMap(value)
 
 
@@ -100,7 +100,7 @@ def _source(facts: Table, name: str, value: Any) -> FactSource:
         return FactSource(default=freeze(value["value"]), constant=True)
     if isinstance(value, Mapping) and "from" in value and not set(value) - {"from", "default"}:
         return _from(facts, name, value["from"], freeze(value.get("default")))
-    facts.fail(f"{name} must be \"component.config_key\", {{from, default}} or {{value}}")
+    facts.fail(f'{name} must be "component.config_key", {{from, default}} or {{value}}')
 
 
 def _from(facts: Table, name: str, path: Any, default: Any) -> FactSource:

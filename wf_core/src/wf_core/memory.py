@@ -17,15 +17,19 @@ def held_bytes(groups: Iterable[Iterable[torch.Tensor]]) -> int:
     return sum(storages.values())
 
 
+def _devices() -> range:
+    """The CUDA devices that this process uses: none before CUDA is initialised, and asking does not initialise it."""
+    in_use = torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return range(torch.cuda.device_count() if in_use else 0)
+
+
 def reset_peak() -> None:
     """Start measuring the peak anew, on every CUDA device that this process uses."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(device)
+    for device in _devices():
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes() -> dict[str, int]:
     """Peak device bytes since ``reset_peak``; empty without CUDA. Two sessions at once share one figure."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return {}
-    return {"peak_bytes": max(torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count()))}
+    peaks = [torch.cuda.max_memory_allocated(device) for device in _devices()]
+    return {"peak_bytes": max(peaks)} if peaks else {}

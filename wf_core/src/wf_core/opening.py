@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from wf_core.blame import plugin_of
+from wf_core.blame import each, plugin_of
 from wf_core.copying import copy_module, copy_pipeline
 from wf_core.counters import FeatureCounters
 from wf_core.errors import PluginFault, Refused, WfError
@@ -79,7 +79,9 @@ def _build(host: Host, plan: Plan, feature: PlannedFeature, facts: Facts) -> Tec
     )
     if not isinstance(technique, Technique):
         found = type(technique).__name__
-        raise PluginFault(feature.plugin, hook, f"must return a wf_core.api.Technique for {feature.name!r}, not {found}")
+        raise PluginFault(
+            feature.plugin, hook, f"must return a wf_core.api.Technique for {feature.name!r}, not {found}"
+        )
     technique.dense_on_ineligible = plan.host_keys_dict().get("on_ineligible") == "dense"
     return technique
 
@@ -102,7 +104,9 @@ def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
         for seam, handler in technique.handlers().items():
             feature = declared.get(name)
             if feature is not None and seam not in feature.seams:
-                raise PluginFault(feature.plugin, "activation", f"{name!r} claims seam {seam!r}, which is not declared")
+                raise PluginFault(
+                    feature.plugin, "activation", f"{name!r} claims seam {seam!r}, which is not declared"
+                )
             seams.claim(seam, name, handler, technique.roles())
     return seams
 
@@ -135,14 +139,8 @@ def refuse_unattached(plan: Plan, techniques: Mapping[str, Technique], seams: Se
 
 
 def close_all(techniques: Mapping[str, Technique]) -> list[tuple[str, Exception]]:
-    """Close every technique, the last first; what failed is returned, never raised half-way."""
-    failures: list[tuple[str, Exception]] = []
-    for name, technique in reversed(list(techniques.items())):
-        try:
-            technique.close()
-        except Exception as error:
-            failures.append((name, error))
-    return failures
+    """Close every technique, the last first; returns what failed."""
+    return each(techniques, lambda technique: technique.close())
 
 
 def _activate(plan: Plan, name: str, technique: Technique, components: Mapping[str, Any]) -> None:

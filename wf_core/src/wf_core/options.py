@@ -148,7 +148,13 @@ class OptionDecl:
         parts = []
         if self.choices:
             parts.append(" | ".join(show(choice) for choice in self.choices))
-        low = f"{self.above} < " if self.above is not None else f"{self.min} <= " if self.min is not None else ""
+        low = (
+            f"{self.above} < "
+            if self.above is not None
+            else f"{self.min} <= "
+            if self.min is not None
+            else ""
+        )
         high = f" <= {self.max}" if self.max is not None else ""
         if low or high:
             parts.append(f"{low}x{high}")

@@ -93,7 +93,7 @@ def run_report(
 
 
 def _claim(feature: PlannedFeature, state: str, evidence: Mapping[str, Any]) -> dict[str, Any]:
-    claim = {
+    claim: dict[str, Any] = {
         "state": state,
         "kind": feature.kind,
         "tier": feature.tier,
@@ -138,5 +138,4 @@ def _cache_steps(cache: FeatureCache) -> dict[str, Any]:
 
 
 def _run_facts(run: Run) -> dict[str, Any]:
-    facts = {name: fact["value"] for name, fact in run.view.facts.to_json().items() if name.startswith("run.")}
-    return facts
+    return {name: fact["value"] for name, fact in run.view.facts.to_json().items() if name.startswith("run.")}

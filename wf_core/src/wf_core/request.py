@@ -106,7 +106,9 @@ class _Parser:
             self._problem("WF-R003", f"{error}.", (item.key,))
             return default
         if not key.available and value != default:
-            self._problem("WF-R007", f"{item.key} is a key of the host that is not available yet.", (item.key,))
+            self._problem(
+                "WF-R007", f"{item.key} is a key of the host that is not available yet.", (item.key,)
+            )
             return default
         return value
 
@@ -121,7 +123,9 @@ class _Parser:
             return []
         plugins = sorted({offer.plugin for _, offer in found})
         if len(plugins) > 1:
-            self._problem("WF-P003", f"{item.key} is claimed by {' and '.join(plugins)}; block one.", (item.key,))
+            self._problem(
+                "WF-P003", f"{item.key} is claimed by {' and '.join(plugins)}; block one.", (item.key,)
+            )
             return []
         choice = read_switch(item, *found[0])
         if isinstance(choice, OptionOnly):
@@ -143,7 +147,9 @@ class _Parser:
         for name, value in converted.items():
             if name in before.options and before.options[name] != value:
                 given = f"{show(before.options[name])} and {show(value)}"
-                reason = f"{' and '.join(keys)} give {name} of {offer.feature.name} different values: {given}."
+                reason = (
+                    f"{' and '.join(keys)} give {name} of {offer.feature.name} different values: {given}."
+                )
                 self._problem("WF-R004", reason, (*keys, name))
         self.demands[place] = Demand(offer, FrozenMap({**before.options, **converted}), keys)
 
@@ -184,4 +190,3 @@ class _Parser:
 
     def _problem(self, code: str, reason: str, involves: tuple[str, ...], fix: str = "") -> None:
         self.problems.append(Problem(code, "forbid", reason.replace("?.", "?"), involves, fix))
-

@@ -73,7 +73,9 @@ def _selected(
         return Choice(problems=(("WF-R008", reason, (key, name), f"Install {distribution}."),))
     values = (*catalog.selector_values(key), *selector.off)
     hint = did_you_mean(name, values, f"; known are {', '.join(values) or 'none'}")
-    return Choice(problems=(("WF-R002", f"{key} has no {selector.discriminator} {name!r}{hint}.", (key, name), ""),))
+    return Choice(
+        problems=(("WF-R002", f"{key} has no {selector.discriminator} {name!r}{hint}.", (key, name), ""),)
+    )
 
 
 def read_switch(item: Asked, switch: SwitchDecl, offer: Offer) -> Choice | OptionOnly:
@@ -130,7 +132,13 @@ def _needed(item: Asked) -> bool:
 
 def _options(item: Asked, discriminator: str) -> tuple[dict[str, Any], Said | None]:
     """The selector's value as one mapping with the discriminator and the options of dotted keys in it."""
-    own = _named(item.value) if isinstance(item.value, Mapping) else {discriminator: item.value} if item.given else {}
+    own = (
+        _named(item.value)
+        if isinstance(item.value, Mapping)
+        else {discriminator: item.value}
+        if item.given
+        else {}
+    )
     return {**own, **_named(item.nested)}, _clash(item.key, own, item.nested)
 
 

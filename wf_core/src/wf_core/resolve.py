@@ -35,7 +35,9 @@ def resolve(
     facts = facts.merged(run_facts(run))
     family = facts.get("model.family") or ""
     parsed = parse_request(request, catalog, family)
-    facts = facts.with_({f"request.{key}": value for key, value in parsed.host_keys.items()}, source="request")
+    facts = facts.with_(
+        {f"request.{key}": value for key, value in parsed.host_keys.items()}, source="request"
+    )
     violations = [*parsed.problems, *_model_violations(parsed, facts, catalog)]
     family_pending, unmet = _family_conditions(family, facts, catalog)
     violations += unmet
@@ -64,7 +66,9 @@ def rejudge(plan: Plan, facts: Facts, *, final: bool = False) -> tuple[Violation
     found = [
         *(_verdict(condition, facts, {}, ("model",), FAMILY_CONDITION, final) for condition in plan.pending),
         *(
-            _verdict(condition, facts, feature.options_dict(), (feature.switch, feature.name), CONDITION, final)
+            _verdict(
+                condition, facts, feature.options_dict(), (feature.switch, feature.name), CONDITION, final
+            )
             for feature in plan.features
             for condition in feature.pending
         ),
@@ -85,7 +89,9 @@ def _verdict(
     if verdict.state == "unmet":
         return Violation(condition.code or code, "forbid", verdict.reason, involves)
     if verdict.state == "unknown" and final:
-        reason = f"{', '.join(verdict.missing)} stayed unknown, so that this cannot be ruled out: {verdict.reason}"
+        reason = (
+            f"{', '.join(verdict.missing)} stayed unknown, so that this cannot be ruled out: {verdict.reason}"
+        )
         return Violation(UNKNOWN_CONDITION, "forbid", reason, involves)
     return None
 
@@ -98,13 +104,17 @@ def _model_violations(parsed: ParsedRequest, facts: Facts, catalog: Catalog) -> 
     hooked = facts.get("model.hooked")
     if hooked:
         reason = f"the base is already hooked, a copy of it would run the original's modules: {hooked}."
-        found.append(Violation("WF-M003", "forbid", reason, ("model",), "Remove the hooks, or load it again."))
+        found.append(
+            Violation("WF-M003", "forbid", reason, ("model",), "Remove the hooks, or load it again.")
+        )
     family = facts.get("model.family") or ""
     if parsed.demands and (not family or catalog.family_plugin(family) is None):
         what = f"the model family {family!r}" if family else f"a family for {_classes(facts)}"
         known = ", ".join(catalog.family_names()) or "none"
         names = ("family", family) if family else ("family",)
-        found.append(Violation("WF-M002", "forbid", f"no installed plugin provides {what}.", names, f"Known: {known}."))
+        found.append(
+            Violation("WF-M002", "forbid", f"no installed plugin provides {what}.", names, f"Known: {known}.")
+        )
     found += [Violation(code, "forbid", f"{reason}.", names) for code, reason, names in grid_problems(facts)]
     return found
 
@@ -120,7 +130,10 @@ def _family_conditions(
     if record is None or record.manifest is None or record.manifest.family is None:
         return (), []
     conditions = [condition.bind(record.manifest.tables) for condition in record.manifest.family.conditions]
-    verdicts = [(c, c.judge(facts, {}).state, _verdict(c, facts, {}, ("model",), FAMILY_CONDITION)) for c in conditions]
+    verdicts = [
+        (c, c.judge(facts, {}).state, _verdict(c, facts, {}, ("model",), FAMILY_CONDITION))
+        for c in conditions
+    ]
     pending = tuple(condition for condition, state, _ in verdicts if state == "unknown")
     return pending, [violation for _, _, violation in verdicts if violation is not None]
 
@@ -167,7 +180,9 @@ def _usable(demand: Demand, facts: Facts, catalog: Catalog) -> Iterable[Violatio
     """Whether the plugin, the feature and the model's family go together at all."""
     offer, names = demand.offer, demand.names
     if offer.record.state != "available":
-        reason = f"{demand.feature} comes from the plugin {demand.plugin}, which is {offer.state}: {offer.reason}."
+        reason = (
+            f"{demand.feature} comes from the plugin {demand.plugin}, which is {offer.state}: {offer.reason}."
+        )
         yield Violation("WF-P001", "forbid", reason, (*names, demand.plugin))
     elif offer.state != "available":
         yield Violation("WF-P002", "forbid", f"{demand.feature} is {offer.state}: {offer.reason}.", names)
@@ -181,7 +196,9 @@ def _usable(demand: Demand, facts: Facts, catalog: Catalog) -> Iterable[Violatio
     seams = catalog.family_seams(family)
     missing = [seam for seam in offer.feature.seams if seams is not None and seam not in seams]
     if missing:
-        reason = f"the model family {family} does not offer {', '.join(missing)}, where {demand.feature} works."
+        reason = (
+            f"the model family {family} does not offer {', '.join(missing)}, where {demand.feature} works."
+        )
         yield Violation("WF-M004", "forbid", reason, (*names, "family"))
 
 

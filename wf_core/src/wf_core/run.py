@@ -22,7 +22,9 @@ class Run:
         self.id = uuid.uuid4().hex
         self.view = view
         self.counters = Counters()
-        self.identity = IdentityTracker(view.timesteps, view.num_inference_steps, view.branches, regular=regular)
+        self.identity = IdentityTracker(
+            view.timesteps, view.num_inference_steps, view.branches, regular=regular
+        )
         self.calls: Counter[tuple[str, str]] = Counter()
         self.steps_seen: set[int] = set()
         self.state = "running"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from wf_core.blame import attribute, plugin_of
-from wf_core.errors import PluginFault, Refused
+from wf_core.blame import attribute, each, fault_of
+from wf_core.errors import Refused
 from wf_core.memory import held_bytes, peak_bytes, reset_peak
 from wf_core.plan import Refusal, Violation
 from wf_core.report import Report, run_report
@@ -64,7 +64,7 @@ class Runner:
             yield run
         except BaseException as error:
             run.finish("aborted", f"{type(error).__name__}: {error}")
-            told = attribute(self._plan, dict(opened.techniques), error)
+            told = attribute(self._plan, opened.techniques, error)
             if told is error:
                 raise
             raise told from error
@@ -89,9 +89,11 @@ class Runner:
         )
 
     def _check(self, techniques: Mapping[str, Technique], run: Run, call: CallPlan) -> None:
-        """Everything that is known only now, before any model call: all reasons at once."""
+        """Everything that is known only now, before any model call. A technique looks only at a call that can be made."""
         violations = [_violation("WF-R001", reason, "call") for reason in call.problems]
         violations += rejudge(self._plan, run.view.facts)
+        refuse(self._plan, violations)
+        violations = []
         for name, technique in techniques.items():
             violations += [_violation("WF-R002", reason, name) for reason in technique.check(run.view)]
         refuse(self._plan, violations)
@@ -103,20 +105,12 @@ class Runner:
             self._plan, run, opened.techniques, versions=self._versions, first_run=not self._ran
         )
         self._ran = True
-        failures: list[tuple[str, Exception]] = []
-        for name, technique in opened.techniques.items():
-            try:
-                technique.end()
-            except Exception as error:
-                failures.append((name, error))
+        failures = each(opened.techniques, lambda technique: technique.end())
         opened.family.release(opened.components)
         memory["held_bytes"] = held_bytes(t.held_tensors() for t in opened.techniques.values())
         reports.append(Report({**report, "memory": {**memory, **peak_bytes()}}))
         if failures:
-            name, error = failures[0]
-            raise PluginFault(
-                plugin_of(self._plan, name), "end of run", f"{type(error).__name__}: {error}"
-            ) from error
+            raise fault_of(self._plan, failures, "end of run")
 
 
 def _violation(code: str, reason: str, who: str) -> Violation:

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from wf_core import driver, open_sessions
-from wf_core.blame import plugin_of
-from wf_core.errors import BaseModified, Busy, PluginFault
+from wf_core.blame import fault_of
+from wf_core.errors import BaseModified, Busy
 from wf_core.family import CallPlan, Schedule
 from wf_core.fingerprint import fingerprint
 from wf_core.guard import ProcessState
@@ -176,8 +176,7 @@ class Session:
         finally:
             open_sessions.release(self, self._token)
         if failures:
-            name, error = failures[0]
-            raise PluginFault(plugin_of(self.plan, name), "close", f"{type(error).__name__}: {error}") from error
+            raise fault_of(self.plan, failures, "close")
 
     def _let_go(self, opened: Opened) -> None:
         """Cut what ties copy, wiring and session together, so that reference counts free the copy."""

@@ -83,7 +83,9 @@ class Table:
             if not isinstance(row, dict):
                 self.fail(f"{key} must be an array of tables, [[{key}]]")
             name = row.get("name")
-            where = f"{label or key} {name!r}" if isinstance(name, str) else f"{label or key} number {index + 1}"
+            where = (
+                f"{label or key} {name!r}" if isinstance(name, str) else f"{label or key} number {index + 1}"
+            )
             found.append(Table(row, self.path, f"{self.where}, {where}" if self.where else where))
         return found
 

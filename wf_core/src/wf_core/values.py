@@ -43,7 +43,7 @@ def freeze(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(freeze(item) for item in value)
     if isinstance(value, set | frozenset):
-        return tuple(sorted(freeze(item) for item in value))
+        return frozenset(freeze(item) for item in value)
     return value
 
 
@@ -53,6 +53,8 @@ def thaw(value: Any) -> Any:
         return {str(key): thaw(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [thaw(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((thaw(item) for item in value), key=str)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from wf_core.api import CallPlan, ModelFamily, PluginFault, Wiring
+from wf_core.api import specialise, CallPlan, ModelFamily, PluginFault, Wiring
 from wf_plugin_wan import calls, source
 from wf_plugin_wan.modulation import time_signals
 from wf_plugin_wan.open_attention import open_attention
 from wf_plugin_wan.open_block import open_block
 from wf_plugin_wan.open_root import OpenRoot, OpenVaceRoot
 from wf_plugin_wan.root import install_root
-from wf_plugin_wan.sites import Wrap, wrapper
+from wf_plugin_wan.sites import Through, Wrap, wrapper
 from wf_plugin_wan.vae import install_vae, release_vae
 
 EXPERTS = ("transformer", "transformer_2")
@@ -95,8 +95,13 @@ def _open_linears(block: Any, wrap: Wrap, path: str, index: int) -> None:
             stock = layer.forward
             chain = wrap("linear", stock, path=f"{path}.{name}", index=index)
             if chain is not stock:
-                layer.forward = chain  # type: ignore[method-assign]
+                layer._wf = chain; specialise(layer, _lin)
 
+
+def _lin(stock):
+    def forward(self, input):
+        return self._wf(input)
+    return {'forward': forward}
 
 def _place(components: Mapping[str, Any], wiring: Wiring) -> None:
     """Tell the claims of ``placement`` about each component, once, when everything else is in place."""

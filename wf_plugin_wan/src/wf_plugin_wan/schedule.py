@@ -26,7 +26,7 @@ def solver_timesteps(pipe: Any, arguments: Mapping[str, Any]) -> tuple[Any, int,
     """The timesteps ``[N]`` as the pipeline's own scheduler emits them (None if not known), on the CPU."""
     given = arguments.get("timesteps")
     steps: Any = arguments.get("num_inference_steps", 0) if given is None else len(given)
-    if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < 1:
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         return None, 0, [f"num_inference_steps must be a whole number of at least 1, got {steps!r}."]
     steps = int(steps)
     if getattr(pipe, "scheduler", None) is None:

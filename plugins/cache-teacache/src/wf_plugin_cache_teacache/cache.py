@@ -89,5 +89,6 @@ class TeaCache(FeatureCache):
             shown["r2"] = settings.r2
         if plan is not None:
             shown["scheduled_skips_per_branch"] = plan.skipped
-            shown["steps_outside_fit"] = plan.outside(settings.domain)
+            if settings.domain is not None:
+                shown["steps_outside_fit"] = plan.outside(*settings.domain)
         return shown

@@ -33,11 +33,8 @@ class StaticPlan:
         """Steps that the rule decides about; the others are always computed."""
         return sum(decision.compared is not None for decision in self.decisions)
 
-    def outside(self, domain: tuple[float, float] | None) -> int:
-        """Free steps whose distance lies outside the range that the polynomial was fitted on."""
-        if domain is None:
-            return 0
-        low, high = domain
+    def outside(self, low: float, high: float) -> int:
+        """Free steps whose distance lies outside ``[low, high]``, the range that the polynomial was fitted on."""
         free = (d.distance for d in self.decisions if d.compared is not None and d.distance is not None)
         return sum(not low <= distance <= high for distance in free)
 

@@ -72,7 +72,9 @@ def _own(coefficients: tuple[float, ...], signal: str, options: Mapping[str, Any
     if not coefficients:
         raise BadInput("teacache: coefficients is an empty list; give a polynomial, the highest degree first")
     first, last = RETAINED[signal]
-    return _settings(options, coefficients, DEFAULT_THRESHOLD, signal, first, last, source="coefficients")
+    return _settings(
+        options, coefficients, DEFAULT_THRESHOLD, signal, first, last, source="the given coefficients"
+    )
 
 
 def _from_preset(choice: _Choice, options: Mapping[str, Any]) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -46,17 +46,21 @@ class LazyGroup(click.Group):
             ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:  # type: ignore[override]
+    def main(self, *args: Any, **extra: Any) -> Any:
         """Runs a command and ends the process: 0 done, 2 refused or bad input, 1 a fault of the host."""
-        if not extra.pop("standalone_mode", True):
-            return super().main(args, *rest, standalone_mode=False, **extra)
-        sys.exit(self._run(args, *rest, **extra))
+        run: Callable[..., Any] = super().main
+        alone = extra.pop("standalone_mode", True)
+        extra["standalone_mode"] = False
+        if not alone:
+            return run(*args, **extra)
+        sys.exit(self._run(run, *args, **extra))
 
-    def _run(self, args: Sequence[str] | None, *rest: Any, **extra: Any) -> int:
+    @staticmethod
+    def _run(run: Callable[..., Any], *args: Any, **extra: Any) -> int:
         from wf_core.errors import WfError
 
         try:
-            code = super().main(args, *rest, standalone_mode=False, **extra)
+            code = run(*args, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message())
             return 2

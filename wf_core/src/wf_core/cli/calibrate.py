@@ -52,13 +52,17 @@ def command(
         raise BadInput(f"{model} declares no calibration prompts; give at least one with --prompt")
     known = {key: value if value is not None else defaults.get(key) for key, value in call.items()}
     known = {key: value for key, value in known.items() if value is not None}
-    preset = calibrate(host, feature, model, prompts, known, seed, dtype or defaults.get("dtype", "float32"), device)
+    preset = calibrate(
+        host, feature, model, prompts, known, seed, dtype or defaults.get("dtype", "float32"), device
+    )
     text = json.dumps(preset, indent=2)
     write_text(text + "\n", out)
     if as_json:
         click.echo(text)
     else:
-        click.echo(f"wrote {out}: {len(prompts)} prompts, {preset['calibration']['num_inference_steps']} steps each")
+        click.echo(
+            f"wrote {out}: {len(prompts)} prompts, {preset['calibration']['num_inference_steps']} steps each"
+        )
 
 
 def calibrate(

@@ -86,6 +86,7 @@ def _as_json(
         "facts": {name: thaw(fact.value) for name, fact in facts.items()},
         "plugins": [{"name": r.name, "state": state, "reason": why} for r, state, why in plugins],
         "features": [
-            {"name": o.feature.name, "plugin": o.plugin, "here": state, "reason": why} for o, state, why in features
+            {"name": o.feature.name, "plugin": o.plugin, "here": state, "reason": why}
+            for o, state, why in features
         ],
     }

@@ -13,7 +13,9 @@ from wf_core.vocabulary import HOST_API, KINDS, SCHEMA
 
 
 @click.command("list-plugins")
-@click.option("--kind", type=click.Choice(KINDS), default=None, help="Only plugins with features of this kind.")
+@click.option(
+    "--kind", type=click.Choice(KINDS), default=None, help="Only plugins with features of this kind."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def command(kind: str | None, as_json: bool) -> int:
     """Every installed plugin with its state and reason.

@@ -11,7 +11,9 @@ def print_report(report: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    features = Table("feature", "kind", "tier", "state", "evidence", title=f"plan {report['plan']}", title_justify="left")
+    features = Table(
+        "feature", "kind", "tier", "state", "evidence", title=f"plan {report['plan']}", title_justify="left"
+    )
     for name, claim in report["effective"].items():
         features.add_row(name, claim["kind"], claim["tier"], claim["state"], _pairs(claim["evidence"]))
     if not report["effective"]:
@@ -26,7 +28,15 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 def _steps_table(table_class: Any, steps: Mapping[str, Any]) -> Any:
     cache = steps.get("cache")
-    table = table_class("expert / branch", "calls", "computed", "skipped", "skipped steps", title="steps", title_justify="left")
+    table = table_class(
+        "expert / branch",
+        "calls",
+        "computed",
+        "skipped",
+        "skipped steps",
+        title="steps",
+        title_justify="left",
+    )
     for key, calls in steps.get("calls", {}).items():
         row = cache["branches"].get(key) if cache else None
         computed = len(row["computed"]) if row else calls

@@ -69,7 +69,9 @@ def known_facts(catalog: Catalog, model: str, family: str | None) -> tuple[Facts
 
     declared = catalog.model(model)
     defaults = declared.defaults_dict() if declared is not None else {}
-    facts = _model_facts(catalog, model, family).merged(device_facts()).merged(process_facts(catalog.packages()))
+    facts = (
+        _model_facts(catalog, model, family).merged(device_facts()).merged(process_facts(catalog.packages()))
+    )
     return facts, {name: value for name, value in defaults.items() if name in RUN_OPTIONS}
 
 

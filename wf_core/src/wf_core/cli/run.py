@@ -23,15 +23,21 @@ CALL_KEYS = ("height", "width", "num_frames", "num_inference_steps", "guidance_s
 @click.option("--negative-prompt", default=None, help="What it should not show.")
 @settings_options
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The clip: .mp4 or .gif.")
-@click.option("--report", "report_path", type=click.Path(path_type=Path), default=None, help="The report, as JSON.")
+@click.option(
+    "--report", "report_path", type=click.Path(path_type=Path), default=None, help="The report, as JSON."
+)
 @click.option("--height", type=int, default=None, help="Pixels.")
 @click.option("--width", type=int, default=None, help="Pixels.")
 @click.option("--frames", "num_frames", type=int, default=None, help="Frames of the clip.")
 @click.option("--steps", "num_inference_steps", type=int, default=None, help="Solver steps.")
-@click.option("--guidance", "guidance_scale", type=float, default=None, help="Guidance scale; 1 turns it off.")
+@click.option(
+    "--guidance", "guidance_scale", type=float, default=None, help="Guidance scale; 1 turns it off."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the starting noise.")
 @click.option("--fps", type=float, default=None, help="Frames per second of the written clip.")
-@click.option("--dtype", default=None, help="float32, bfloat16 or float16; the model's own default if not given.")
+@click.option(
+    "--dtype", default=None, help="float32, bfloat16 or float16; the model's own default if not given."
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 ...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def command(
@@ -119,7 +125,12 @@ def show(result: Mapping[str, Any], written: Mapping[str, str], as_json: bool) -
 
     report, seconds = result["report"], {k: round(v, 3) for k, v in result["seconds"].items()}
     if as_json:
-        click.echo(json.dumps({"schema": 1, "written": dict(written), "seconds": seconds, "report": dict(report)}, default=str))
+        click.echo(
+            json.dumps(
+                {"schema": 1, "written": dict(written), "seconds": seconds, "report": dict(report)},
+                default=str,
+            )
+        )
         return
     print_report(report)
     for what, path in written.items():

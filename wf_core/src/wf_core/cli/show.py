@@ -85,12 +85,16 @@ def _switches(offer: Offer) -> list[SwitchDecl]:
 
 
 def _selects(offer: Offer) -> list[dict[str, Any]]:
-    return [{"name": s.switch, "values": list(s.values), "aliases": [], "doc": ""} for s in offer.feature.selects]
+    return [
+        {"name": s.switch, "values": list(s.values), "aliases": [], "doc": ""} for s in offer.feature.selects
+    ]
 
 
 def _switch(switch: SwitchDecl) -> dict[str, Any]:
     values = {"flag": "true", "value": f"<{switch.option}>", "option": f"<{switch.option}>"}
-    on = values.get(switch.form) or " | ".join(["true", *([f"<{switch.shorthand}>"] if switch.shorthand else []), "{...}"])
+    on = values.get(switch.form) or " | ".join(
+        ["true", *([f"<{switch.shorthand}>"] if switch.shorthand else []), "{...}"]
+    )
     return {"name": switch.name, "values": [on], "aliases": list(switch.aliases), "doc": switch.doc}
 
 

@@ -83,9 +83,7 @@ def _family(
     return None, ()
 
 
-def _declared(
-    configs: ComponentConfigs, family: FamilyDecl, experts: tuple[str, ...]
-) -> dict[str, Fact]:
+def _declared(configs: ComponentConfigs, family: FamilyDecl, experts: tuple[str, ...]) -> dict[str, Fact]:
     """The facts that the family's manifest reads from configs. ``transformer`` means the first expert there is."""
     pipeline = ComponentConfig(configs.pipeline_class, configs.pipeline_config, None, configs.source)
     components = {**configs.components, "pipeline": pipeline}
@@ -98,9 +96,7 @@ def _declared(
     return found
 
 
-def _from_source(
-    source: FactSource, components: Mapping[str, ComponentConfig], family: str
-) -> Fact | None:
+def _from_source(source: FactSource, components: Mapping[str, ComponentConfig], family: str) -> Fact | None:
     if source.constant:
         return Fact(source.default, f"manifest of {family}")
     component = components.get(source.component)
@@ -131,7 +127,10 @@ def _weights(configs: ComponentConfigs, experts: tuple[str, ...]) -> dict[str, F
 
 def _with_derived(facts: Facts) -> Facts:
     """``model.patch_size`` and the pixel and frame steps that a clip must fit, where the family says enough."""
-    aliases = {"vae.spatial_factor": "vae.scale_factor_spatial", "vae.temporal_factor": "vae.scale_factor_temporal"}
+    aliases = {
+        "vae.spatial_factor": "vae.scale_factor_spatial",
+        "vae.temporal_factor": "vae.scale_factor_temporal",
+    }
     for name, other in aliases.items():
         if name not in facts and other in facts:
             facts = facts.with_({name: facts[other]})

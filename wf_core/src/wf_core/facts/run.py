@@ -59,7 +59,9 @@ def grid_problems(facts: Facts) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     frames, factor = facts.get("run.num_frames"), facts.get("vae.temporal_factor")
     if frames is not None and isinstance(factor, int) and (frames - 1) % factor:
         legal = _around(frames, factor, 1)
-        sentence = f"num_frames {frames} is impossible, it must be a multiple of {factor} plus 1; nearest: {legal}"
+        sentence = (
+            f"num_frames {frames} is impossible, it must be a multiple of {factor} plus 1; nearest: {legal}"
+        )
         problems.append(("WF-G002", sentence, ("num_frames",)))
     return tuple(problems)
 

@@ -1,0 +1,18 @@
+"""Decoding with the Wan VAE: the hook of this plugin, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from wf_core.api import hookimpl
+
+if TYPE_CHECKING:
+    from wf_core.api import Facts, VaeDecoder
+
+
+@hookimpl
+def wf_vae_decoder(feature: str, options: Mapping[str, Any], facts: Facts) -> VaeDecoder:
+    from wf_plugin_vae_wan.features import build
+
+    return build(feature, options)
