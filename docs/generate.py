@@ -32,8 +32,9 @@ def section(plugin: dict[str, Any]) -> str:
         lines += ["", "| feature | kind | tier |", "|---|---|---|"]
         lines += [f"| `{f['name']}` | {f['kind']} | {f['tier']} |" for f in plugin["features"]]
     if plugin["switches"]:
-        lines += ["", "| switch | what it does |", "|---|---|"]
-        lines += [f"| `{switch['name']}` | {switch.get('doc', '')} |" for switch in plugin["switches"]]
+        lines += ["", "Request keys: " + ", ".join(f"`{name}`" for name in plugin["switches"]) + "."]
+    if plugin["models"]:
+        lines += ["", "Models: " + ", ".join(f"`{name}`" for name in plugin["models"]) + "."]
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,6 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class Place:
         }
         return subprocess.run(
             [sys.executable, "-S", "-P", *arguments],
-            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60,
+            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=240,
         )  # fmt: skip
 
     def wf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -153,7 +152,7 @@ def test_features_of_a_lone_plugin_are_shown_and_resolve_or_are_refused(
 ) -> None:
     """Exit 0 or 2 with one clear line: a missing neighbour is a reason, never a fault of the host."""
     (plugin,) = places[name].listing()["plugins"]
-    model = _models(places[name], name) or str(_foreign_checkpoint(tmp_path))
+    model = next(iter(plugin["models"]), "") or str(_checkpoint(tmp_path))
     for feature in plugin["features"]:
         shown = places[name].wf("show", feature["name"])
         assert shown.returncode == 0, shown.stderr
@@ -165,24 +164,30 @@ def test_features_of_a_lone_plugin_are_shown_and_resolve_or_are_refused(
     assert plain.returncode == 0, plain.stderr
 
 
-def _requests(plugin: dict[str, Any]) -> Sequence[str]:
-    """One request for each feature, by the selector of its kind or by its own switches."""
+def _requests(plugin: dict[str, Any]) -> list[str]:
+    """Each feature by the selector of its kind, and each switch of its own turned on."""
     chosen = [f"{SELECTORS[f['kind']]}={f['name']}" for f in plugin["features"] if f["kind"] in SELECTORS]
-    return [*chosen, *(f"{switch['name']}=true" for switch in plugin["switches"])]
+    own = [f"{switch}=true" for switch in plugin["switches"] if switch not in SELECTORS.values()]
+    assert chosen or own or not plugin["features"]
+    return [*chosen, *own]
 
 
-def _models(place: Place, name: str) -> str:
-    """A model that the plugin brings, by name."""
-    data = tomllib.loads((place.folder / PACKAGES[name] / "wf-plugin.toml").read_text())
-    return next((model["name"] for model in data.get("model", ())), "")
-
-
-def _foreign_checkpoint(folder: Path) -> Path:
-    """A checkpoint directory of which only the index and one config are known."""
+def _checkpoint(folder: Path) -> Path:
+    """A Wan checkpoint without weights: an index, one config, and a safetensors file with an empty header."""
     (folder / "transformer").mkdir()
     index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
+    config = {
+        "_class_name": "WanTransformer3DModel",
+        "attention_head_dim": 64,
+        "num_attention_heads": 2,
+        "num_layers": 2,
+        "patch_size": [1, 2, 2],
+    }
     (folder / "model_index.json").write_text(json.dumps(index))
-    (folder / "transformer/config.json").write_text(json.dumps({"_class_name": "WanTransformer3DModel"}))
+    (folder / "transformer/config.json").write_text(json.dumps(config))
+    header = b"{}      "
+    weights = len(header).to_bytes(8, "little") + header
+    (folder / "transformer/diffusion_pytorch_model.safetensors").write_bytes(weights)
     return folder
 
 

@@ -18,14 +18,21 @@ from wf_core import Refused
 def tea(threshold: float = 10.0, **options):
     """A TeaCache that skips whatever it may: the polynomial is the distance itself."""
     return {
-        "feature_cache": {"algorithm": "teacache", "coefficients": [1.0, 0.0], "threshold": threshold, **options}
+        "feature_cache": {
+            "algorithm": "teacache",
+            "coefficients": [1.0, 0.0],
+            "threshold": threshold,
+            **options,
+        }
     }
 
 
 def drive(model, timesteps, *, seed=3, branches=("cond",), labelled=True, **size):
     """Call a session's model as a sampler would; the outputs by branch, in order."""
     outputs = {branch: [] for branch in branches}
-    texts = {branch: models.w_inputs(seed=100 + 7 * len(branch))["encoder_hidden_states"] for branch in branches}
+    texts = {
+        branch: models.w_inputs(seed=100 + 7 * len(branch))["encoder_hidden_states"] for branch in branches
+    }
     texts = {branch: text * (1.0 if branch == "cond" else 5.0) for branch, text in texts.items()}
     for index, timestep in enumerate(timesteps):
         for branch in branches:

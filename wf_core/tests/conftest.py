@@ -78,7 +78,12 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
 
     def metadata(
-        self, distribution: str, entries: str, version: str = "1.0", kind: str = "dist-info", name: str | None = None
+        self,
+        distribution: str,
+        entries: str,
+        version: str = "1.0",
+        kind: str = "dist-info",
+        name: str | None = None,
     ) -> Path:
         """A metadata folder; ``entries`` are the lines of the group ``wf.plugins``, "" for no group at all."""
         stem = f"{distribution}-{version}.dist-info" if kind == "dist-info" else f"{distribution}.egg-info"
@@ -88,7 +93,9 @@ class Site:
         fields = f"Metadata-Version: 2.1\nName: {shown}\nVersion: {version}\n" if shown else ""
         (folder / ("METADATA" if kind == "dist-info" else "PKG-INFO")).write_text(fields)
         if entries:
-            (folder / "entry_points.txt").write_text(f"[console_scripts]\nx = y:z\n\n[wf.plugins]\n{entries}\n")
+            (folder / "entry_points.txt").write_text(
+                f"[console_scripts]\nx = y:z\n\n[wf.plugins]\n{entries}\n"
+            )
         return folder
 
     def module(self, name: str, code: str = "", manifest: str | None = None) -> Path:
@@ -114,7 +121,9 @@ class Site:
         """A whole feature-cache plugin; returns the name of its module."""
         module = "toyplug_" + name.replace("-", "_").replace(".", "_").lower()
         feature = feature or name.removeprefix("cache-")
-        text = CACHE_MANIFEST.format(name=name, api=api, feature=feature, switch=feature.replace("-", "_"), more=more)
+        text = CACHE_MANIFEST.format(
+            name=name, api=api, feature=feature, switch=feature.replace("-", "_"), more=more
+        )
         self.module(module, code, text)
         self.metadata(distribution or f"wf-plugin-{name}", f"{name} = {module}", version)
         return module
@@ -201,5 +210,7 @@ def toy_checkpoint(tmp_path: Path) -> Path:
         "blocks.1.attn1.to_q.weight": ("BF16", 4096),
     }
     write_safetensors(root / "transformer" / "diffusion_pytorch_model.safetensors", transformer)
-    write_safetensors(root / "vae" / "diffusion_pytorch_model.safetensors", {"decoder.conv.weight": ("F32", 128)})
+    write_safetensors(
+        root / "vae" / "diffusion_pytorch_model.safetensors", {"decoder.conv.weight": ("F32", 128)}
+    )
     return root

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from wf_core.conditions import BadCondition, Condition
 from wf_core.facts import Facts
 
 FACTS = Facts.of(
-    {"model.heads": 12, "model.id": "Wan-X", "device.type": "cuda", "model.names": ["a", "b"], "model.none": None},
+    {
+        "model.heads": 12,
+        "model.id": "Wan-X",
+        "device.type": "cuda",
+        "model.names": ["a", "b"],
+        "model.none": None,
+    },
     "test",
 )
-OPTIONS = {"size": 34, "stride": 18, "mode": None, "degree": 5}
+OPTIONS = {"size": 34, "stride": 18, "mode": None, "degree": 5, "tile": (34, 34), "step": (18, 40)}
 TABLES = {"presets": frozenset({"wan-x", "wan-y"})}
 
 
@@ -38,6 +45,11 @@ def judge(data: dict[str, Any], facts: Facts = FACTS) -> str:
         ({"fact": "model.names", "contains_all": ["a", "c"]}, "unmet"),
         ({"fact": "model.id", "in_table": "presets"}, "met"),
         ({"fact": "device.type", "in_table": "presets"}, "unmet"),
+        ({"option": "tile", "ge": {"option": "step"}}, "unmet"),
+        ({"option": "step", "le": {"option": "tile"}}, "unmet"),
+        ({"option": "step", "le": 40}, "met"),
+        ({"option": "step", "lt": 40}, "unmet"),
+        ({"option": "step", "le": [40]}, "unmet"),
         ({"option": "mode", "present": False}, "met"),
         ({"option": "mode", "present": True}, "unmet"),
         ({"option": "mode", "lt": 3}, "unmet"),
@@ -65,7 +77,9 @@ def test_versions_are_ordered_as_versions() -> None:
 
 
 def test_the_reason_shows_the_value_that_was_found() -> None:
-    condition = Condition.parse({"fact": "model.heads", "le": 8, "reason": "at most 8 heads, this model has {value}"})
+    condition = Condition.parse(
+        {"fact": "model.heads", "le": 8, "reason": "at most 8 heads, this model has {value}"}
+    )
     assert condition.judge(FACTS, {}).reason == "at most 8 heads, this model has 12"
 
 
@@ -77,7 +91,9 @@ def test_unknown_names_the_missing_facts_in_order() -> None:
 def test_a_bound_condition_needs_no_tables() -> None:
     condition = Condition.parse({"fact": "model.id", "in_table": "presets", "reason": "r."}).bind(TABLES)
     assert condition.judge(FACTS, {}).state == "met"
-    assert hash(condition) == hash(Condition.parse({"fact": "model.id", "in_table": "presets", "reason": "r."}).bind(TABLES))
+    assert hash(condition) == hash(
+        Condition.parse({"fact": "model.id", "in_table": "presets", "reason": "r."}).bind(TABLES)
+    )
 
 
 @pytest.mark.parametrize(

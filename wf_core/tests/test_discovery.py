@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from wf_core.discovery import Discovery, discover
 from wf_core.errors import BadInput
 
@@ -49,7 +50,10 @@ def test_distributions_without_the_group_are_no_plugins(site: Site) -> None:
         ("bad = toyplug_gone", "no module 'toyplug_gone'"),
         ("bad = toyplug_there.gone", "no module 'toyplug_there.gone'"),
         ("bad = toyplug_there", "no wf-plugin.toml beside toyplug_there"),
-        ("one = toyplug_there\ntwo = toyplug_there", "exactly one entry point in wf.plugins, this one has one, two"),
+        (
+            "one = toyplug_there\ntwo = toyplug_there",
+            "exactly one entry point in wf.plugins, this one has one, two",
+        ),
         ("# nothing", "this one has none"),
     ],
 )
@@ -100,7 +104,9 @@ def test_a_missing_package_makes_a_plugin_unavailable(site: Site) -> None:
 
 def test_a_feature_that_is_only_declared(site: Site) -> None:
     text = CACHE_MANIFEST.format(name="cache-a", api=1, feature="a", switch="a", more="")
-    site.plugin("cache-a", text.replace('tier = "approx', 'state = "unavailable: not implemented"\ntier = "approx'))
+    site.plugin(
+        "cache-a", text.replace('tier = "approx', 'state = "unavailable: not implemented"\ntier = "approx')
+    )
     [record] = found(site).plugins
     [feature] = record.features()
     assert record.state == "available"

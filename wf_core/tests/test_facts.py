@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from wf_core.errors import BadInput
 from wf_core.facts import Fact, Facts
 from wf_core.facts.device import device_facts, visible_devices
@@ -31,7 +32,11 @@ def manifests(tmp_path: Path) -> tuple[Manifest, ...]:
 
 
 def test_facts_are_frozen_and_say_where_they_come_from() -> None:
-    facts = Facts.of({"b": [1, 2], "a": None}, "here").with_({"c.d": 3}, source="there").with_(e__f=4, source="kw")
+    facts = (
+        Facts.of({"b": [1, 2], "a": None}, "here")
+        .with_({"c.d": 3}, source="there")
+        .with_(e__f=4, source="kw")
+    )
     assert list(facts) == ["a", "b", "c.d", "e.f"]
     assert facts.get("b") == (1, 2)
     assert facts["b"] == Fact((1, 2), "here")
@@ -115,7 +120,9 @@ def test_a_family_that_nobody_knows_leaves_the_family_unknown(toy_checkpoint: Pa
     assert facts.get("model.experts") == ()
 
 
-def test_sharded_weights_are_read_from_the_index(toy_checkpoint: Path, manifests: tuple[Manifest, ...]) -> None:
+def test_sharded_weights_are_read_from_the_index(
+    toy_checkpoint: Path, manifests: tuple[Manifest, ...]
+) -> None:
     folder = toy_checkpoint / "transformer"
     (folder / "diffusion_pytorch_model.safetensors").unlink()
     names = ["m-1-of-2.safetensors", "m-2-of-2.safetensors"]
@@ -291,7 +298,13 @@ def test_what_already_hooks_the_base_is_named(toy_checkpoint: Path, manifests: t
 def test_real_wan_modules() -> None:
     diffusers = pytest.importorskip("diffusers")
     manifest = Path(__file__).parents[2] / "wf_plugin_wan/src/wf_plugin_wan/wf-plugin.toml"
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "text_dim": 16, "ffn_dim": 32}
+    sizes = {
+        "num_attention_heads": 2,
+        "attention_head_dim": 12,
+        "num_layers": 1,
+        "text_dim": 16,
+        "ffn_dim": 32,
+    }
     model = diffusers.WanTransformer3DModel(**sizes, rope_max_seq_len=32)
     facts = facts_from_pipeline(model, (Manifest.load(manifest),))
     assert facts.get("model.family") == "wan"
@@ -324,7 +337,8 @@ def test_the_id_of_a_model(name: str, expected: str) -> None:
 
 
 def test_the_directory_of_a_registered_model_has_its_name(site: Site) -> None:
-    text = 'schema = 1\nname = "m"\napi = 1\nkind = "model-source"\n[[model]]\nname = "Tiny"\nfamily = "toy"\npath = "data"\n'
+    text = 'schema = 1\nname = "m"\napi = 1\nkind = "model-source"\n'
+    text += '[[model]]\nname = "Tiny"\nfamily = "toy"\npath = "data"\n'
     folder = site.module("toyplug_m", "", text)
     (folder / "data").mkdir()
     manifest = Manifest.load(folder / "wf-plugin.toml")
@@ -443,7 +457,10 @@ def test_run_facts_are_checked() -> None:
         ({"height": 480, "width": 832, "num_frames": 81}, []),
         ({"height": 481}, ["height 481 is not a multiple of 16; nearest: 480 or 496"]),
         ({"width": 8}, ["width 8 is not a multiple of 16; nearest: 16"]),
-        ({"num_frames": 80}, ["num_frames 80 is impossible, it must be a multiple of 4 plus 1; nearest: 77 or 81"]),
+        (
+            {"num_frames": 80},
+            ["num_frames 80 is impossible, it must be a multiple of 4 plus 1; nearest: 77 or 81"],
+        ),
         ({"num_frames": 1}, []),
     ],
 )

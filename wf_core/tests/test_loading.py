@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from wf_core.discovery import PluginRecord, discover
 from wf_core.errors import PluginFault
 from wf_core.loading import load_plugin
@@ -93,7 +94,9 @@ def test_a_plugin_that_is_not_available_is_not_imported(site: Site, importable: 
         load_plugin(record)
 
 
-def test_b23_an_import_that_changes_the_process_is_undone_and_named(site: Site, importable: Importable) -> None:
+def test_b23_an_import_that_changes_the_process_is_undone_and_named(
+    site: Site, importable: Importable
+) -> None:
     torch = pytest.importorskip("torch")
     code = (
         "import os, random, torch\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from wf_core.declarations import EvidenceDecl, FactSource
 from wf_core.effects import BadEffect, Effect, vocabulary
 from wf_core.manifest import Manifest, ManifestError, NewerManifest
@@ -23,7 +24,9 @@ def load(tmp_path: Path, text: str) -> Manifest:
 
 
 def test_a_cache_manifest(tmp_path: Path) -> None:
-    more = '[[feature.condition]]\nfact = "device.type"\neq = "cuda"\nreason = "needs CUDA, this is {value}"\ncode = "X-1"\n'
+    more = (
+        '[[feature.condition]]\nfact = "device.type"\neq = "cuda"\nreason = "this is {value}"\ncode = "X-1"\n'
+    )
     text = CACHE_MANIFEST.format(name="Cache_Toy", api=1, feature="toycache", switch="toy-cache", more=more)
     manifest = load(tmp_path, text)
     feature = manifest.feature("toycache")
@@ -54,7 +57,7 @@ def test_a_model_manifest_and_its_tables(tmp_path: Path) -> None:
     text = (
         'schema = 1\nname = "m"\napi = 1\nkind = "model-source"\n'
         '[[model]]\nname = "tiny"\nfamily = "toy"\npath = "checkpoint"\naliases = ["t"]\n'
-        "[model.defaults]\nheight = 64\nprompts = [\"a\"]\n"
+        '[model.defaults]\nheight = 64\nprompts = ["a"]\n'
         '[table.presets]\nfile = "presets.json"\nkeys_at = "teacache"\n[table.more]\nkeys = ["X", 3]\n'
     )
     manifest = load(tmp_path, text)
@@ -84,7 +87,8 @@ def test_a_plugin_may_bring_effects_and_rules_of_its_own(tmp_path: Path) -> None
         ("schema = 1\n", "api is missing"),
         ("schema = 1\napi = true\n", "api must be a whole number"),
         ("schema = 0\napi = 1\n", "start at 1"),
-        ("schema = 1\napi = 1\n", "kind is missing"),
+        ("schema = 1\napi = 1\n", "name is missing"),
+        ('schema = 1\napi = 1\nname = "p"\n', "kind is missing"),
         ('schema = 1\napi = 1\nname = "p"\nkind = "fusio"\n', "did you mean fusion"),
         (HEAD, "at least one"),
         (HEAD + "tiers = 1\n" + FEATURE, "unknown key 'tiers'"),
@@ -102,25 +106,39 @@ def test_a_plugin_may_bring_effects_and_rules_of_its_own(tmp_path: Path) -> None
         (HEAD + FEATURE + 'effects = ["host-state@nowhere"]\n', "unknown seam"),
         (HEAD + FEATURE + "families = []\n", "at least one family"),
         (HEAD + FEATURE + '[[feature.option]]\nname = "o"\ntype = "integer"\n', "unknown type 'integer'"),
-        (HEAD + FEATURE + '[[feature.option]]\nname = "o"\ntype = "int"\ndefault = "a"\n', "default does not fit"),
+        (
+            HEAD + FEATURE + '[[feature.option]]\nname = "o"\ntype = "int"\ndefault = "a"\n',
+            "default does not fit",
+        ),
         (HEAD + FEATURE + '[[feature.option]]\nname = "o"\ntype = "choice"\n', "go together"),
         (HEAD + FEATURE + '[[feature.condition]]\nfact = "a"\neq = 1\n', "needs a reason"),
         (HEAD + FEATURE + '[[feature.condition]]\noption = "a"\neq = 1\nreason = "r"\n', "not declared"),
         (HEAD + FEATURE + '[[feature.condition]]\nfact = "a"\nin_table = "t"\nreason = "r"\n', "table 't'"),
-        (HEAD + FEATURE + '[[feature.evidence]]\ncounter = "a"\nequals = 1\nat_least = 2\n', "one of at_least"),
+        (
+            HEAD + FEATURE + '[[feature.evidence]]\ncounter = "a"\nequals = 1\nat_least = 2\n',
+            "one of at_least",
+        ),
         (HEAD + FEATURE + '[[switch]]\nname = "s"\nfeature = "g"\nform = "flag"\n', "no feature 'g'"),
         (HEAD + FEATURE + '[[switch]]\nname = "s"\nfeature = "f"\nform = "value"\n', "needs the option"),
-        (HEAD + FEATURE + '[[switch]]\nname = "s"\nfeature = "f"\nform = "value"\noption = "o"\n', "no option 'o'"),
+        (
+            HEAD + FEATURE + '[[switch]]\nname = "s"\nfeature = "f"\nform = "value"\noption = "o"\n',
+            "no option 'o'",
+        ),
         (HEAD + FEATURE + '[[switch]]\nname = "s"\nfeature = "f"\nform = "on"\n', "unknown form"),
         (HEAD + FEATURE + '[table.t]\nfile = "none.json"\n', "none.json cannot be read"),
         (HEAD + FEATURE + "[table.t]\n", "either a list of keys, or a file"),
         (HEAD + FEATURE + '[[rule]]\ncode = "A"\nlevel = "forbid"\nslot = "s"\n', "reason is missing"),
         (
-            HEAD + FEATURE + '[[rule]]\ncode = "A"\nlevel = "forbid"\npair = ["compiles", "host-sync"]\nreason = "r"\n',
+            HEAD
+            + FEATURE
+            + '[[rule]]\ncode = "A"\nlevel = "forbid"\npair = ["compiles", "host-sync"]\nreason = "r"\n',
             "introduces",
         ),
         (HEAD + FEATURE + '[family]\nname = "x"\ntransformer_classes = { A = "a" }\n', "go together"),
-        (FAMILY_MANIFEST.replace('"model.layers" = "transformer.num_layers"', '"a" = "transformer"'), "name a component"),
+        (
+            FAMILY_MANIFEST.replace('"model.layers" = "transformer.num_layers"', '"a" = "transformer"'),
+            "name a component",
+        ),
     ],
 )
 def test_a_wrong_manifest_is_one_line_that_names_the_file_and_the_place(

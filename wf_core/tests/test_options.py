@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from wf_core.options import BadValue, OptionDecl
 from wf_core.values import FrozenMap
 
 
-def decl(type: str, **fields: Any) -> OptionDecl:
-    return OptionDecl("x", type, "doc", **fields)
+def decl(kind: str, **fields: Any) -> OptionDecl:
+    return OptionDecl("x", kind, "doc", **fields)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from wf_core.catalog import Catalog
 from wf_core.discovery import discover
 from wf_core.request import ParsedRequest, parse_request
@@ -112,7 +113,9 @@ def demands(parsed: ParsedRequest) -> dict[str, dict[str, Any]]:
         ({"on_ineligible": "dense"}, {}),
     ],
 )
-def test_what_a_request_asks_for(catalog: Catalog, request_: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_what_a_request_asks_for(
+    catalog: Catalog, request_: dict[str, Any], expected: dict[str, Any]
+) -> None:
     assert demands(parse_request(request_, catalog)) == expected
 
 
@@ -127,18 +130,53 @@ def test_what_a_request_asks_for(catalog: Catalog, request_: dict[str, Any], exp
         ({"feature_cache.threshold": 1}, "WF-R002", ("feature_cache",), "algorithm"),
         ({"feature_cache": True}, "WF-R003", ("feature_cache",), "expects a name or a mapping"),
         ({"feature_cache": 3}, "WF-R003", ("feature_cache",), "got 3"),
-        ({"feature_cache": {"algorithm": "none", "threshold": 1}}, "WF-R005", ("feature_cache", "threshold"), "ignored"),
-        ({"feature_cache": {"algorithm": "alpha", "treshold": 1}}, "WF-R006", ("feature_cache", "treshold"), "threshold"),
-        ({"feature_cache": {"algorithm": "alpha", "threshold": 2}}, "WF-R003", ("feature_cache", "threshold"), "0 < x"),
+        (
+            {"feature_cache": {"algorithm": "none", "threshold": 1}},
+            "WF-R005",
+            ("feature_cache", "threshold"),
+            "ignored",
+        ),
+        (
+            {"feature_cache": {"algorithm": "alpha", "treshold": 1}},
+            "WF-R006",
+            ("feature_cache", "treshold"),
+            "threshold",
+        ),
+        (
+            {"feature_cache": {"algorithm": "alpha", "threshold": 2}},
+            "WF-R003",
+            ("feature_cache", "threshold"),
+            "0 < x",
+        ),
         ({"alpha": float("nan")}, "WF-R003", ("alpha",), "finite"),
         ({"alpha": "often"}, "WF-R003", ("alpha",), "finite"),
         ({"alpha": 0.1, "alpha.threshold": 0.2}, "WF-R004", ("alpha", "threshold"), "0.1 and 0.2"),
-        ({"alpha": 0.1, "feature_cache.algorithm": "alpha", "feature_cache.threshold": 0.2}, "WF-R004", None, "0.1 and 0.2"),
-        ({"vae_tiling": True, "tiled": False}, "WF-R004", ("vae_tiling",), "true and false"),
+        (
+            {"alpha": 0.1, "feature_cache.algorithm": "alpha", "feature_cache.threshold": 0.2},
+            "WF-R004",
+            None,
+            "0.1 and 0.2",
+        ),
+        ({"vae_tiling": True, "tiled": False}, "WF-R004", ("vae_tiling",), "false and true"),
         ({"alpha": False, "alpha.threshold": 0.2}, "WF-R005", ("alpha", "threshold"), "off"),
-        ({"vae_tile_size": [34, 34]}, "WF-R005", ("vae_tile_size", "tiling"), "would be ignored"),
-        ({"vae_tiling": False, "vae_tile_size": [34, 34]}, "WF-R005", ("vae_tile_size", "tiling"), "would be ignored"),
-        ({"vae_tiling": True, "vae_tile_size": 5}, "WF-R003", ("vae_tile_size", "tile_size"), "vae_tile_size: expects"),
+        (
+            {"vae_tile_size": [34, 34]},
+            "WF-R005",
+            ("vae_tile_size", "vae_tiling", "tiling"),
+            "would be ignored",
+        ),
+        (
+            {"vae_tiling": False, "vae_tile_size": [34, 34]},
+            "WF-R005",
+            ("vae_tile_size", "vae_tiling", "tiling"),
+            "would be ignored",
+        ),
+        (
+            {"vae_tiling": True, "vae_tile_size": 5},
+            "WF-R003",
+            ("vae_tile_size", "tile_size"),
+            "vae_tile_size: expects",
+        ),
         ({"vae_tiling": 1}, "WF-R003", ("vae_tiling",), "true or false"),
         ({"vae_tiling": {"tile_size": 3}}, "WF-R003", ("vae_tiling",), "true or false"),
         ({"vae_chunk.frames": 3}, "WF-R003", ("vae_chunk",), "needs a value of its own"),
@@ -171,7 +209,9 @@ def test_a_missing_plugin_is_named_with_its_distribution(catalog: Catalog) -> No
 
 def test_the_request_in_normal_form(catalog: Catalog) -> None:
     one = parse_request({"tiled": True, "feature-cache": {"threshold": 0.5, "algorithm": "alpha"}}, catalog)
-    other = parse_request({"feature_cache": {"algorithm": "alpha", "threshold": 0.5}, "vae_tiling": True}, catalog)
+    other = parse_request(
+        {"feature_cache": {"algorithm": "alpha", "threshold": 0.5}, "vae_tiling": True}, catalog
+    )
     assert one.request == other.request
     assert dict(one.request)["vae_tiling"] is True
     assert one.host_keys["on_ineligible"] == "error"

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from wf_core import data
 from wf_core.catalog import Catalog
 from wf_core.discovery import discover
@@ -83,7 +84,12 @@ def test_a_planned_feature_carries_what_the_session_needs(site: Site) -> None:
     site.cache("cache-alpha", more=PRESET_CONDITION)
     plan = resolve({"feature_cache": {"algorithm": "alpha", "threshold": 0.5}}, MODEL, catalog(site))
     [planned] = plan.features
-    assert (planned.plugin, planned.name, planned.kind, planned.tier) == ("cache-alpha", "alpha", "feature-cache", "approximate")
+    assert (planned.plugin, planned.name, planned.kind, planned.tier) == (
+        "cache-alpha",
+        "alpha",
+        "feature-cache",
+        "approximate",
+    )
     assert planned.options_dict() == {"threshold": 0.5, "coefficients": None}
     assert planned.option("threshold") == 0.5
     assert planned.option("coefficients", "none") == "none"
@@ -109,6 +115,23 @@ def test_an_unmet_condition_refuses_with_its_own_code_and_names(site: Site) -> N
     [violation] = found.violations
     assert (violation.code, violation.reason) == ("TOY-1", "no preset for mine")
     assert set(violation.involves) == {"feature_cache", "alpha", "coefficients"}
+
+
+def test_what_a_missing_device_lacks_is_no_second_reason(site: Site) -> None:
+    more = (
+        '[[feature.condition]]\nfact = "device.type"\neq = "cuda"\nreason = "needs CUDA"\n'
+        '[[feature.condition]]\nfact = "device.sm"\nge = 80\nreason = "needs sm80, this is {value}"\n'
+        '[[feature.condition]]\nfact = "model.heads"\nlt = 4\nreason = "too many heads"\n'
+    )
+    site.cache("cache-alpha", more=more)
+    found = refusal({"alpha": True}, MODEL.with_({"device.sm": None}), catalog(site))
+    assert [violation.reason for violation in found.violations] == ["needs CUDA", "too many heads"]
+    alone = refusal(
+        {"alpha": True},
+        MODEL.with_({"device.sm": None, "device.type": "cuda", "model.heads": 1}),
+        catalog(site),
+    )
+    assert [violation.reason for violation in alone.violations] == ["needs sm80, this is none"]
 
 
 def test_an_unknown_condition_is_judged_again_when_the_fact_is_there(site: Site) -> None:
@@ -189,13 +212,18 @@ def test_a_condition_of_the_family(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"), [({"WF_BLOCK": "cache-alpha"}, "blocked: WF_BLOCK names"), ({}, "unavailable: not implemented")]
+    ("environ", "words"),
+    [({"WF_BLOCK": "cache-alpha"}, "blocked: WF_BLOCK names"), ({}, "unavailable: not implemented")],
 )
-def test_what_cannot_be_used_is_refused_with_its_state(site: Site, environ: dict[str, str], words: str) -> None:
+def test_what_cannot_be_used_is_refused_with_its_state(
+    site: Site, environ: dict[str, str], words: str
+) -> None:
     site.cache("cache-alpha")
     path = site.folder / "toyplug_cache_alpha" / "wf-plugin.toml"
     if not environ:
-        path.write_text(path.read_text().replace('slot = "f', 'state = "unavailable: not implemented"\nslot = "f'))
+        path.write_text(
+            path.read_text().replace('slot = "f', 'state = "unavailable: not implemented"\nslot = "f')
+        )
     found = refusal({"alpha": True}, MODEL, catalog(site, **environ))
     assert len(found.violations) == 1
     assert words in found.violations[0].reason
@@ -235,7 +263,9 @@ def test_host_state_outside_the_captured_seam_is_legal(site: Site) -> None:
 
 def test_an_untested_pair_is_a_warning_and_refused_when_strict(site: Site) -> None:
     degree = '[[feature.option]]\nname = "degree"\ntype = "int"\ndefault = 2\n'
-    site.plugin("spread", feature("spread", f'effects = ["occupies-ranks(degree)"]\n{degree}', "parallel-strategy"))
+    site.plugin(
+        "spread", feature("spread", f'effects = ["occupies-ranks(degree)"]\n{degree}', "parallel-strategy")
+    )
     site.plugin("static", feature("static", 'effects = ["rank-uniform-decision"]'))
     request = {"spread": True, "static": True}
     plan = resolve(request, MODEL, catalog(site))
@@ -308,7 +338,7 @@ def test_order_is_by_stage_then_before_and_after_then_name(site: Site) -> None:
     found = catalog(site)
     names = ["zeta", "beta", "alpha", "outer", "last"]
     orders = {
-        tuple(f.name for f in resolve({name: True for name in order}, MODEL, found).features)
+        tuple(f.name for f in resolve(dict.fromkeys(order, True), MODEL, found).features)
         for order in itertools.permutations(names)
     }
     assert orders == {("outer", "zeta", "beta", "alpha", "last")}
@@ -338,7 +368,11 @@ def test_the_hash_says_what_runs_and_not_how_it_was_asked_for(site: Site) -> Non
     ]
     assert {plan(request).hash for request in same} == {one.hash}
     assert len(one.hash) == 16
-    different = [{"alpha": 0.5}, {"fuse": True, "alpha": 0.6}, {"fuse": True, "alpha": 0.5, "on_ineligible": "dense"}]
+    different = [
+        {"alpha": 0.5},
+        {"fuse": True, "alpha": 0.6},
+        {"fuse": True, "alpha": 0.5, "on_ineligible": "dense"},
+    ]
     assert len({one.hash, *(plan(request).hash for request in different)}) == 4
     assert hash(plan(same[0])) == hash(plan(dict(reversed(same[0].items()))))
 
@@ -369,7 +403,7 @@ def test_a_plan_and_a_refusal_as_text(site: Site) -> None:
         "     at: stack; stage cache\n"
         "     effects: skips-blocks@stack, host-state@stack\n"
         "     evidence: skipped >= 1\n"
-        "  checked when run.num_inference_steps is known: needs at least 4 steps, got {value}\n"
+        "  checked when run.num_inference_steps is known: needs at least 4 steps, got ...\n"
         "  judged by: model.id = toy-1b"
     )
     assert refusal({"alpha": True, "beta": True}, MODEL, catalog(site)).explain() == (

@@ -29,26 +29,26 @@ COMMON = {
     "text_dim": TEXT_DIM,
     "freq_dim": 256,
     "ffn_dim": 32,
-    "num_layers": 2,
     "rope_max_seq_len": 32,
 }
 KINDS = ("t2v", "i2v", "ti2v", "vace")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def build_model(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+def build_model(kind: str, dtype: torch.dtype = torch.float32, num_layers: int = 2) -> Any:
     """A transformer with random weights, in ``dtype`` but for what ``from_pretrained`` keeps in fp32."""
     torch.manual_seed(7)
+    common = {**COMMON, "num_layers": num_layers}
     if kind == "vace":
         model: Any = WanVACETransformer3DModel(
-            **{**COMMON, "num_layers": 3}, vace_layers=[0, 2], vace_in_channels=96
+            **{**common, "num_layers": 3}, vace_layers=[0, 2], vace_in_channels=96
         )
     elif kind == "i2v":
-        model = WanTransformer3DModel(**COMMON, in_channels=36, image_dim=4, added_kv_proj_dim=WIDTH)
+        model = WanTransformer3DModel(**common, in_channels=36, image_dim=4, added_kv_proj_dim=WIDTH)
     elif kind == "ti2v":
-        model = WanTransformer3DModel(**COMMON, in_channels=48, out_channels=48)
+        model = WanTransformer3DModel(**common, in_channels=48, out_channels=48)
     else:
-        model = WanTransformer3DModel(**COMMON)
+        model = WanTransformer3DModel(**common)
     kept = model._keep_in_fp32_modules
     for name, parameter in model.named_parameters():
         parameter.data.normal_(0, 0.2)

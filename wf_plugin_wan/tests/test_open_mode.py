@@ -142,7 +142,7 @@ def test_projections_fused_on_the_copy_are_used(kind: str, tiny: SimpleNamespace
     copied = opened.components["transformer"]
     copied.fuse_qkv_projections()
     for block in copied.blocks:
-        block.attn1.to_q.forward = None  # the single projection would fail
+        block.attn1.to_q.weight = None  # the single projection would fail
     assert torch.equal(run_once(opened, call), model(**call)[0])
 
 
@@ -181,3 +181,21 @@ def test_the_base_is_not_touched(case: SimpleNamespace, tiny: SimpleNamespace) -
     run_once(tiny.open(case.model, *SEAMS), case.call)
     assert torch.equal(case.model(**case.call)[0], case.stock)
     assert not any("forward" in module.__dict__ for module in case.model.modules())
+
+
+@pytest.mark.parametrize("seam", ["branch", "norm_modulate", "attention", "rope", "linear"])
+def test_compiled_blocks_share_one_graph_and_their_bits(seam: str, tiny: SimpleNamespace) -> None:
+    """More blocks than torch's recompile limit: a block must not be compiled anew because it is another block."""
+    model, call = tiny.model("t2v", num_layers=10), tiny.call("t2v")
+    opened = tiny.open(model, claims={seam: lambda inner, site, *args: inner(*args)})
+    torch.compiler.reset()
+    graphs: list[Any] = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    for block in opened.components["transformer"].blocks:
+        block.compile(backend=keep, fullgraph=True)
+    assert torch.equal(run_once(opened, call), model(**call)[0])
+    assert len(graphs) == 1

@@ -2,7 +2,8 @@
 
 One ``CacheState`` per (run, expert, branch). The runtime asks it to decide, keeps what a computed step leaves, and
 predicts on a skipped step. The order of checks is fixed here and the reason of every decision is recorded:
-ambiguous identity, nothing kept yet, another geometry; only then the algorithm's own rule.
+ambiguous identity, nothing kept yet, another geometry; only then the algorithm's own rule. What an ambiguous call
+leaves is not kept, and what was kept is dropped: it could belong to another branch.
 """
 
 from __future__ import annotations
@@ -140,7 +141,10 @@ class FeatureCache(Technique, ABC):
         )
         if decision.compute:
             output = inner(hidden_states)
-            state.commit(step, hidden_states, output)
+            if step.ambiguous:
+                self._states.clear()
+            else:
+                state.commit(step, hidden_states, output)
             self.counters.add("computed")
             return output
         output = state.predict(step, hidden_states)

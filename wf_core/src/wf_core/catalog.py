@@ -41,10 +41,20 @@ class Offer:
         """The tables that the feature's conditions may look at."""
         return self.record.manifest.tables if self.record.manifest is not None else {}
 
+    @property
+    def switches(self) -> tuple[SwitchDecl, ...]:
+        """The switches of this feature."""
+        switches = self.record.manifest.switches if self.record.manifest is not None else ()
+        return tuple(switch for switch in switches if switch.feature == self.feature.name)
+
     def option_names(self, option: str) -> tuple[str, ...]:
         """An option's name, and the switches that set it: what a refusal about it must name."""
-        switches = self.record.manifest.switches if self.record.manifest is not None else ()
-        return (option, *(s.name for s in switches if s.feature == self.feature.name and s.option == option))
+        return (option, *(switch.name for switch in self.switches if switch.option == option))
+
+    def keys(self) -> tuple[str, ...]:
+        """The request keys that turn the feature on: switches of its own, then selectors."""
+        own = tuple(switch.name for switch in self.switches if switch.form != "option")
+        return (*own, *(select.switch for select in self.feature.selects))
 
 
 @attrs.frozen
@@ -99,8 +109,8 @@ class Catalog:
         found = [
             (switch, offer)
             for offer in self.features()
-            for switch in (offer.record.manifest.switches if offer.record.manifest else ())
-            if switch.feature == offer.feature.name and key in (switch.name, *switch.aliases)
+            for switch in offer.switches
+            if key in (switch.name, *switch.aliases)
         ]
         chosen = best([offer for _, offer in found], family)
         return tuple(pair for pair in found if pair[1] in chosen)

@@ -143,10 +143,10 @@ class Condition:
         return ("unmet", ()) if self.join == "any_of" else ("met", ())
 
     def _sentence(self, facts: Facts, options: Mapping[str, Any]) -> str:
-        subject = next(self.refs(), None)
-        value = subject.find(facts, options)[1] if subject is not None else None
-        shown = "not given" if value is None else show(value)
-        return self.reason.replace("{value}", shown)
+        subject = next(self.refs())
+        value = subject.find(facts, options)[1]
+        nothing = "not given" if subject.kind == "option" else "none"
+        return self.reason.replace("{value}", nothing if value is None else show(value))
 
 
 def _parts(join: str, body: Mapping[str, Any]) -> tuple[Condition, ...]:
@@ -221,6 +221,11 @@ def _fold(value: Any) -> Any:
 
 
 def _ordered(name: str, value: Any, other: Any) -> bool:
+    """Lists are compared item by item, and every item must hold; with one number, each item against it."""
+    if isinstance(value, tuple):
+        others = other if isinstance(other, tuple) else (other,) * len(value)
+        pairs = zip(value, others, strict=False)
+        return len(value) == len(others) and all(_ordered(name, one, two) for one, two in pairs)
     if isinstance(value, str) and isinstance(other, str):
         value, other = _versions(value, other)
     try:

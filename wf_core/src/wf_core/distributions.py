@@ -87,7 +87,7 @@ def _all(path: list[str]) -> Iterator[Candidate]:
         fields = distribution.metadata
         name = fields["Name"] if fields is not None and "Name" in fields else None
         if name:  # a left-over folder without metadata stands for no distribution
-            version = fields["Version"] if "Version" in fields else ""
+            version = str(fields["Version"] or "") if "Version" in fields else ""
             folder = Path(str(getattr(distribution, "_path", "")))
             root = Path(str(distribution.locate_file("")))
             yield Candidate(name, version, entries, folder, root)

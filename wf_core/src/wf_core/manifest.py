@@ -102,7 +102,7 @@ def _check_versions(root: Table) -> None:
 
 
 def _read(root: Table, path: Path) -> Manifest:
-    kind = root.one_of("kind", KINDS)
+    name, kind = normalise(root.text("name")), root.one_of("kind", KINDS)
     own = tuple(
         EffectWord(row.text("name"), row.text("doc"), row.whole("numbers", 0))
         for row in root.tables("effect")
@@ -123,7 +123,7 @@ def _read(root: Table, path: Path) -> Manifest:
     _check_own_rules(root, rules, own)
     return Manifest(
         path=path,
-        name=normalise(root.text("name")),
+        name=name,
         api=root.whole("api"),
         kind=kind,
         summary=root.text("summary", ""),

@@ -173,7 +173,7 @@ class Refusal:
         rest = len(self.violations) - 1
         more = f" (and {rest} more reason{'s' if rest > 1 else ''})" if rest else ""
         fix = f" {self.violations[0].fix}" if self.violations[0].fix else ""
-        return f"refused: {self.violations[0]}{fix}{more}"
+        return " ".join(f"refused: {self.violations[0]}{fix}{more}".split())
 
     def explain(self) -> str:
         """The refusal as text: every reason with the names that clash, then what to change."""

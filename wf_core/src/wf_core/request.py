@@ -175,9 +175,10 @@ class _Parser:
         if place in self.demands:
             self._demand(item.key, choice.offer, {choice.option: item.value})
             return
-        feature = choice.offer.feature.name
+        feature, keys = choice.offer.feature.name, choice.offer.keys()
         reason = f"{item.key} is an option of {feature}, which is not asked for, so that it would be ignored."
-        self._problem("WF-R005", reason, (item.key, feature), f"Ask for {feature}, or leave out {item.key}.")
+        fix = f"Ask for it with {' or '.join(keys) or feature}, or leave out {item.key}."
+        self._problem("WF-R005", reason, (item.key, *keys, feature), fix)
 
     def _unknown_key(self, item: Asked) -> None:
         distribution = distribution_of(item.key)

@@ -43,7 +43,7 @@ def gather(
             clashes.append((shown, f"{show(into[name])} and {show(value)}"))
         into.setdefault(name, value)
 
-    for raw, item in request.items():
+    for raw, item in sorted(request.items(), key=lambda pair: str(pair[0])):
         value = freeze(item)
         head, _, path = switch_key(str(raw)).partition(".")
         key = canonical(head)

@@ -163,5 +163,6 @@ def _off(key: str, options: Mapping[str, Any]) -> Choice:
 
 
 def _is_off(value: Any, off: tuple[Any, ...]) -> bool:
-    value = value.strip().lower() if isinstance(value, str) else freeze(value)
-    return any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in off)
+    if isinstance(value, str):
+        return value.strip().lower() in [show(other).lower() for other in off]
+    return any(isinstance(value, bool) == isinstance(other, bool) and freeze(value) == other for other in off)

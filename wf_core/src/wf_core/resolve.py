@@ -205,12 +205,16 @@ def _usable(demand: Demand, facts: Facts, catalog: Catalog) -> Iterable[Violatio
 def _unmet(
     demand: Demand, conditions: Iterable[Condition], facts: Facts, options: Mapping[str, Any]
 ) -> Iterable[Violation]:
+    first = True
     for condition in conditions:
         options_seen = [ref.name for ref in condition.refs() if ref.kind == "option"]
         named = [name for option in options_seen for name in demand.offer.option_names(option)]
         violation = _verdict(condition, facts, options, (*demand.names, *named), CONDITION)
-        if violation is not None:
-            yield violation
+        subject = next(condition.refs())
+        is_nothing = subject.find(facts, options) == (True, None)
+        if violation is not None and (first or subject.kind == "option" or not is_nothing):
+            yield violation  # what a device that is not there lacks is no reason of its own beside "no device"
+            first = False
 
 
 def _effects(demand: Demand, options: Mapping[str, Any], facts: Facts) -> tuple[Effect, ...]:

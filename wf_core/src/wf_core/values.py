@@ -12,8 +12,8 @@ class FrozenMap(Mapping[str, Any]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[str, Any] | None = None) -> None:
-        pairs = sorted((items or {}).items())
-        self._items: dict[str, Any] = {str(key): freeze(value) for key, value in pairs}
+        named = {str(key): freeze(value) for key, value in (items or {}).items()}
+        self._items: dict[str, Any] = dict(sorted(named.items()))
 
     def __getitem__(self, key: str) -> Any:
         return self._items[key]

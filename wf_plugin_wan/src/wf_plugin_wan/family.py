@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from wf_core.api import specialise, CallPlan, ModelFamily, PluginFault, Wiring
+from wf_core.api import CallPlan, ModelFamily, PluginFault, Wiring
 from wf_plugin_wan import calls, source
+from wf_plugin_wan.linear import open_linears
 from wf_plugin_wan.modulation import time_signals
 from wf_plugin_wan.open_attention import open_attention
 from wf_plugin_wan.open_block import open_block
 from wf_plugin_wan.open_root import OpenRoot, OpenVaceRoot
 from wf_plugin_wan.root import install_root
-from wf_plugin_wan.sites import Through, Wrap, wrapper
+from wf_plugin_wan.sites import wrapper
 from wf_plugin_wan.vae import install_vae, release_vae
 
 EXPERTS = ("transformer", "transformer_2")
@@ -70,7 +71,7 @@ def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
     claimed, wrap = wiring.seams.claimed, wrapper(wiring, expert)
     for block, path, index in _blocks(root):
         if claimed("linear"):
-            _open_linears(block, wrap, path, index)
+            open_linears(block, wrap, path, index)
         if claimed(*source.SEAMS_OF_ATTENTION):
             open_attention(block.attn1, wrap, f"{path}.attn1", index, "self")
             open_attention(block.attn2, wrap, f"{path}.attn2", index, "cross")
@@ -88,20 +89,6 @@ def _blocks(root: Any) -> Iterator[tuple[Any, str, int]]:
         for index, block in enumerate(getattr(root, name, ())):
             yield block, f"{name}.{index}", index
 
-
-def _open_linears(block: Any, wrap: Wrap, path: str, index: int) -> None:
-    for name, layer in block.named_modules():
-        if isinstance(layer, nn.Linear):
-            stock = layer.forward
-            chain = wrap("linear", stock, path=f"{path}.{name}", index=index)
-            if chain is not stock:
-                layer._wf = chain; specialise(layer, _lin)
-
-
-def _lin(stock):
-    def forward(self, input):
-        return self._wf(input)
-    return {'forward': forward}
 
 def _place(components: Mapping[str, Any], wiring: Wiring) -> None:
     """Tell the claims of ``placement`` about each component, once, when everything else is in place."""

@@ -48,14 +48,3 @@ class Span:
 
     def _inner(self, x: Any) -> Any:
         return self._stock(x, *self._rest)
-
-
-class Through:
-    """``forward`` of one layer, through its seam. An object rather than the chain itself: torch.compile guards a
-    function in this place by identity and would compile every layer anew."""
-
-    def __init__(self, chain: Callable[..., Any]) -> None:
-        self._chain = chain
-
-    def __call__(self, x: Any) -> Any:
-        return self._chain(x)

@@ -1,7 +1,7 @@
 """Temporal chunks: the decoder runs on several latent frames per call instead of one.
 
-The Wan decoder is causal and carries the last two frames of every convolution from call to call (Wan, arXiv 2503.20314),
-so that the grouping of frames does not change the result beyond rounding. The first call takes exactly one frame: it is
+The Wan decoder is causal and carries the last two frames of every convolution from call to call (arXiv 2503.20314), so
+that the grouping of frames does not change the result beyond rounding. The first call takes exactly one frame: it is
 the one that is not upsampled in time, and a first call of more frames gives a wrong video without an error.
 """
 

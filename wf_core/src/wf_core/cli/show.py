@@ -64,7 +64,7 @@ def describe(offer: Offer) -> dict[str, Any]:
         "after": list(feature.after),
         "effects": [str(rule.effect) + (" (sometimes)" if rule.when else "") for rule in feature.effects],
         "evidence": [item.describe() for item in feature.evidence],
-        "switches": [*_selects(offer), *(_switch(switch) for switch in _switches(offer))],
+        "switches": [*_selects(offer), *(_switch(switch) for switch in offer.switches)],
         "options": [
             {
                 "name": option.name,
@@ -77,11 +77,6 @@ def describe(offer: Offer) -> dict[str, Any]:
         ],
         "conditions": [{"code": c.code, "reason": c.reason} for c in feature.conditions],
     }
-
-
-def _switches(offer: Offer) -> list[SwitchDecl]:
-    switches = offer.record.manifest.switches if offer.record.manifest is not None else ()
-    return [switch for switch in switches if switch.feature == offer.feature.name]
 
 
 def _selects(offer: Offer) -> list[dict[str, Any]]:

@@ -22,7 +22,8 @@ class Fact:
 
 class Facts(Mapping[str, Fact]):
     """A read-only mapping of names such as ``model.heads`` to facts. A name that is absent is not known (yet);
-    a fact whose value is ``None`` is known to be nothing."""
+    a fact whose value is ``None`` is known to be nothing.
+    """
 
     __slots__ = ("_facts",)
 

@@ -38,7 +38,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--from-scratch", action="store_true", help="random weights (what happens without --init)"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--minutes", type=float, default=25.0, help="denoiser and autoencoder together")
+    parser.add_argument("--minutes", type=float, default=12.0, help="denoiser and autoencoder together")
     parser.add_argument(
         "--vae-minutes",
         type=float,

@@ -34,7 +34,7 @@ class Optimiser:
             foreach=False,
         )
         self.averaged = copy.deepcopy(module).requires_grad_(False) if ema else module
-        self.average = [p for p in self.averaged.parameters()] if ema else []
+        self.average = list(self.averaged.parameters()) if ema else []
 
     def step(self, loss: torch.Tensor) -> None:
         """Back-propagate ``loss``, clip the gradient to norm 1, update the weights and their average."""

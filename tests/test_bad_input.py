@@ -1,0 +1,138 @@
+"""Bad input: one clear line, exit code 2, no traceback, nothing written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from accelerate.hooks import ModelHook, add_hook_to_module
+from diffusers import FirstBlockCacheConfig
+
+from support import models
+from wf_core import CannotCopy, Refused
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    models.p1(scheduler=models.unipc()).save_pretrained(directory)
+    return directory
+
+
+def wf(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "wf_core", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def run(checkpoint, cwd, *more, model=None, out="out/clip.mp4"):
+    return wf("run", model or checkpoint, "--prompt", "x", "--out", out, "--height", 32, "--width", 32,
+              "--frames", 9, "--steps", 2, *more, cwd=cwd)  # fmt: skip
+
+
+CASES = {
+    "unknown key": (["-s", "feature_cash=teacache"], ["feature_cash", "feature_cache"]),
+    "unknown key of a known plugin": (["-s", "magcache=true"], ["magcache", "wf-plugin-cache-magcache"]),
+    "wrong type": (["-s", "vae_temporal_chunk_size=many"], ["vae_temporal_chunk_size", "many"]),
+    "boolean for a number": (["-s", "vae_temporal_chunk_size=true"], ["vae_temporal_chunk_size"]),
+    "out of range": (["-s", "vae_temporal_chunk_size=0"], ["vae_temporal_chunk_size", "0", "1"]),
+    "not finite": (["-s", "teacache=NaN"], ["threshold", "finite"]),
+    "option without its feature": (["-s", "vae_tile_size=[8,8]"], ["vae_tile_size", "vae_spatial_tiling"]),
+    "no preset": (["-s", "feature_cache=teacache"], ["teacache", "coefficients"]),
+    "height off the grid": (["--height", "40"], ["40", "32", "48"]),
+    "width off the grid": (["--width", "33"], ["33", "32", "48"]),
+    "impossible frame count": (["--frames", "10"], ["10", "9", "13"]),
+    "no steps": (["--steps", "0"], ["0"]),
+    "clip name without a known suffix": (["--out", "clip.txt"], ["clip.txt", ".mp4"]),
+    "output below a file": (["--out", "/dev/null/clip.mp4"], ["/dev/null"]),
+    "output is a directory": (["--out", "is_a_directory.mp4"], ["is_a_directory.mp4", "directory"]),
+    "report cannot be written": (["--report", "/dev/null/report.json"], ["/dev/null"]),
+    "no such device": (["--device", "cuda"], ["cuda"]),
+    "setting without a value": (["-s", "feature_cache"], ["feature_cache", "="]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_exit_2_and_nothing_written(checkpoint, tmp_path, name):
+    more, told = CASES[name]
+    (tmp_path / "is_a_directory.mp4").mkdir()
+    result = run(checkpoint, tmp_path, *more)
+    assert_refused(result, told)
+    assert [path.name for path in tmp_path.iterdir()] == ["is_a_directory.mp4"]
+
+
+def assert_refused(result, told):
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert len(lines) <= 1 or lines[0].startswith("Usage"), result.stderr
+    for word in told:
+        assert word in result.stderr, result.stderr
+
+
+def test_a_missing_model_directory(checkpoint, tmp_path):
+    assert_refused(run(checkpoint, tmp_path, model=tmp_path / "nowhere"), ["nowhere"])
+
+
+def test_a_directory_that_is_no_checkpoint(checkpoint, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert_refused(run(checkpoint, tmp_path, model=tmp_path / "empty"), ["empty", "model_index.json"])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not json", "length too large"])
+def test_a_corrupt_safetensors_header(tmp_path, damage):
+    directory = tmp_path / "tiny"
+    models.p1().save_pretrained(directory)
+    file = directory / "transformer" / "diffusion_pytorch_model.safetensors"
+    data = bytearray(file.read_bytes())
+    if damage == "truncated":
+        data = data[:6]
+    elif damage == "not json":
+        data[8:12] = b"@@@@"
+    else:
+        data[0:8] = (2**40).to_bytes(8, "little")
+    file.write_bytes(bytes(data))
+    assert_refused(run(directory, tmp_path, model=directory), ["diffusion_pytorch_model.safetensors"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_on_refusal_is_one_object_on_stdout(checkpoint, tmp_path):
+    result = wf("resolve", checkpoint, "-s", "feature_cash=teacache", "--json", cwd=tmp_path)
+    assert result.returncode == 2
+    assert json.loads(result.stdout)["legal"] is False
+
+
+def test_a_base_with_accelerate_hooks_is_refused(host):
+    pipe = models.p1()
+    add_hook_to_module(pipe.transformer.blocks[0], ModelHook())
+    with pytest.raises((CannotCopy, Refused), match=r"accelerate|_hf_hook"):
+        host.session(pipe, {})
+
+
+def test_a_base_with_a_diffusers_cache_is_refused(host):
+    pipe = models.p1()
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.1))
+    with pytest.raises((CannotCopy, Refused), match="hook"):
+        host.session(pipe, {})
+    pipe.transformer.disable_cache()
+    with host.session(pipe, {}):
+        pass
+
+
+def test_a_base_with_cpu_offload_is_refused(host):
+    pipe = models.p1()
+    pipe.transformer._hf_hook = ModelHook()
+    with pytest.raises((CannotCopy, Refused), match=r"accelerate|_hf_hook"):
+        host.session(pipe, {})
+
+
+def test_a_model_of_no_installed_family_is_refused_by_name(host):
+    with pytest.raises(Refused, match="HunyuanVideoTransformer3DModel"):
+        host.session(models.hy(), {"attention_backend": "sdpa"})
