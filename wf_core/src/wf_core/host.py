@@ -179,7 +179,7 @@ class Host:
     @cached_property
     def _machine(self) -> Facts:
         """Facts of the device and the process, read once per host."""
-        return device_facts().merged(process_facts())
+        return device_facts().merged(process_facts(self.catalog.packages()))
 
     @cached_property
     def versions(self) -> Mapping[str, str]:

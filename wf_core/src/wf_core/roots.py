@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-Maker = Callable[[type], Mapping[str, Any]]
+Maker = Callable[[Any], Mapping[str, Any]]
 
 
 @cache
-def subclass(stock: type, maker: Maker) -> type:
+def subclass(stock: Any, maker: Maker) -> Any:
     """The subclass of ``stock`` whose namespace is ``maker(stock)``. The same pair gives the same class."""
     namespace = {
         "__module__": stock.__module__,
@@ -26,6 +26,7 @@ def subclass(stock: type, maker: Maker) -> type:
     return type(stock)(stock.__name__, (stock,), namespace)
 
 
-def specialise(target: object, maker: Maker) -> None:
+def specialise(target: Any, maker: Maker) -> None:
     """Change ``target``'s class to the subclass that ``maker`` describes."""
-    target.__class__ = subclass(type(target), maker)
+    stock: Any = type(target)
+    target.__class__ = subclass(stock, maker)

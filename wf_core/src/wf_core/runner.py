@@ -90,12 +90,12 @@ class Runner:
 
     def _check(self, techniques: Mapping[str, Technique], run: Run, call: CallPlan) -> None:
         """Everything that is known only now, before any model call. A technique looks only at a call that can be made."""
-        violations = [_violation("WF-R001", reason, "call") for reason in call.problems]
-        violations += rejudge(self._plan, run.view.facts)
+        violations = [_violation("WF-B001", reason, "call") for reason in call.problems]
+        violations += rejudge(self._plan, run.view.facts, final=True)
         refuse(self._plan, violations)
         violations = []
         for name, technique in techniques.items():
-            violations += [_violation("WF-R002", reason, name) for reason in technique.check(run.view)]
+            violations += [_violation("WF-B002", reason, name) for reason in technique.check(run.view)]
         refuse(self._plan, violations)
 
     def _end(self, opened: Opened, run: Run, reports: list[Report]) -> None:
