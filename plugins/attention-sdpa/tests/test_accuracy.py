@@ -85,10 +85,3 @@ def test_the_math_operator_would_misread_a_boolean_mask(inputs, reference, relat
     raw = torch.ops.aten._scaled_dot_product_attention_math.default(q, k, v, some_mask())[0]
     exact = reference(*(x.transpose(1, 2) for x in (q, k, v)), some_mask()).transpose(1, 2)
     assert relative_error(raw, exact) > 0.1
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_memory_keeps_the_layout_of_the_seam(backend, provider, inputs):
-    """[B, Lq, H, D] comes back so that flattening H and D is cheap or at least possible."""
-    q, k, v = inputs(size=16)
-    assert provider(backend).attend(q, k, v, None).flatten(2).shape == (2, 33, 48)
