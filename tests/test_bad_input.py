@@ -42,7 +42,7 @@ CASES = {
     "wrong type": (["-s", "vae_temporal_chunk_size=many"], ["vae_temporal_chunk_size", "many"]),
     "boolean for a number": (["-s", "vae_temporal_chunk_size=true"], ["vae_temporal_chunk_size"]),
     "out of range": (["-s", "vae_temporal_chunk_size=0"], ["vae_temporal_chunk_size", "0", "1"]),
-    "not finite": (["-s", "teacache=NaN"], ["threshold", "finite"]),
+    "not finite": (["-s", "teacache=NaN"], ["teacache", "finite"]),
     "option without its feature": (["-s", "vae_tile_size=[8,8]"], ["vae_tile_size", "vae_spatial_tiling"]),
     "no preset": (["-s", "feature_cache=teacache"], ["teacache", "coefficients"]),
     "height off the grid": (["--height", "40"], ["40", "32", "48"]),

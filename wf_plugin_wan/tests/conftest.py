@@ -35,10 +35,10 @@ KINDS = ("t2v", "i2v", "ti2v", "vace")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def build_model(kind: str, dtype: torch.dtype = torch.float32, num_layers: int = 2) -> Any:
+def build_model(kind: str, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
     """A transformer with random weights, in ``dtype`` but for what ``from_pretrained`` keeps in fp32."""
     torch.manual_seed(7)
-    common = {**COMMON, "num_layers": num_layers}
+    common = {**COMMON, "num_layers": 2, **config}
     if kind == "vace":
         model: Any = WanVACETransformer3DModel(
             **{**common, "num_layers": 3}, vace_layers=[0, 2], vace_in_channels=96

@@ -94,6 +94,14 @@ def test_the_unit_of_the_2_2_vae_is_32(tiny: SimpleNamespace) -> None:
     assert plan(pipe, height=64, width=64).facts["run.grid"] == (2, 2, 2)
 
 
+def test_the_pipelines_own_multiple_of_16_holds_beside_a_smaller_unit(tiny: SimpleNamespace) -> None:
+    model = tiny.model("t2v", patch_size=(1, 1, 1))
+    problem = only_problem(tiny.pipe(WanPipeline, model, tiny.vae()), height=40)
+    assert "multiple of 16 (VAE factor 8 x patch 1, and the pipeline asks for multiples of 16)" in problem
+    vace = tiny.pipe(WanVACEPipeline, tiny.model("vace", patch_size=(1, 1, 1)), tiny.vae())
+    assert plan(vace, height=40).problems == ()
+
+
 @pytest.mark.parametrize("value", [None, "32", 32.0, True, 0, -16])
 def test_a_side_that_is_no_size_is_a_problem(value: Any, t2v: Any) -> None:
     assert only_problem(t2v, height=value).startswith(

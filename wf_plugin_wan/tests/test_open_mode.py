@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.models.transformers import transformer_wan
+
+from wf_plugin_wan import open_attention
 
 KINDS = ("t2v", "i2v", "ti2v", "vace")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -156,6 +159,46 @@ def test_the_stock_processors_backend_is_kept_and_obeyed(tiny: SimpleNamespace) 
     blocks[1].attn2.processor._attention_backend = "no-such-backend"
     with pytest.raises(ValueError, match="no-such-backend"):
         run_once(opened, tiny.call("t2v"))
+
+
+@pytest.mark.parametrize("kind", ["t2v", "vace"])
+def test_the_stacks_input_has_the_stock_strides(kind: str, tiny: SimpleNamespace) -> None:
+    """Equal values in another layout may take another kernel, and then differ in the last bits on another device."""
+    strides: list[tuple[int, ...]] = []
+
+    def note(inner: Any, site: Any, x: torch.Tensor) -> Any:
+        strides.append(x.stride())
+        return inner(x)
+
+    model, call = tiny.model(kind), tiny.call(kind)
+    opened = tiny.open(model, claims={"stack": note})
+    stock = tiny.copy(model)
+    stock.blocks[0].register_forward_pre_hook(lambda module, args: strides.append(args[0].stride()))
+    run_once(opened, call)
+    stock(**call)
+    assert strides[0] == strides[1]
+
+
+def test_the_parallel_configuration_reaches_self_attention_only(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def dispatch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **more: Any) -> torch.Tensor:
+        given.append((more.pop("parallel_config"), more))
+        return query
+
+    monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", dispatch)
+    monkeypatch.setattr(open_attention, "dispatch_attention_fn", dispatch)
+    base, call = tiny.copy(tiny.model("i2v")), tiny.call("i2v")
+    base.blocks[0].attn1.processor._parallel_config = base.blocks[0].attn2.processor._parallel_config = (
+        "sharded"
+    )
+    base(**call)
+    stock, given = given, []
+    run_once(tiny.open(base, "attention"), call)
+    assert given == stock
+    assert [parallel for parallel, _ in given[:3]] == ["sharded", None, None]
 
 
 def test_nothing_of_a_call_is_kept_after_it_raised(tiny: SimpleNamespace) -> None:

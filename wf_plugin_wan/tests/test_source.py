@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import nn
 
 from wf_core.api import PluginFault
@@ -75,6 +76,13 @@ def test_a_foreign_processor_or_block_is_named(tiny: SimpleNamespace) -> None:
     reasons = of_transformer(tiny, model)
     assert set(reasons) == ATTENTION | BLOCK
     assert "Identity" in reasons["branch"]
+
+
+def test_a_users_subclass_is_foreign_even_under_the_stock_name(tiny: SimpleNamespace) -> None:
+    own = type("WanAttnProcessor", (WanAttnProcessor,), {"__module__": "mine"})
+    model = tiny.copy(tiny.model("t2v"))
+    model.blocks[0].attn2.processor = own()
+    assert set(of_transformer(tiny, model)) == ATTENTION
 
 
 def test_a_source_that_cannot_be_read_is_not_a_tested_one() -> None:

@@ -29,10 +29,14 @@ def test_every_word_of_every_prompt_is_in_the_vocabulary() -> None:
     assert set(" ".join(clips.all_prompts()).split()) <= set(clips.VOCABULARY)
 
 
-def test_the_digit_stays_inside_the_frame() -> None:
-    video, _ = rendered(40)
-    edges = (video[:, :, 0], video[:, :, -1], video[:, :, :, 0], video[:, :, :, -1])
-    assert max(edge.max() for edge in edges) < 0.2
+def test_the_handwriting_stays_inside_the_frame() -> None:
+    images, labels = clips.load_styles()
+    batch = clips.sample_clips(images, labels, 400, torch.Generator().manual_seed(7))
+    step = torch.tensor(clips.STEPS)[batch.direction]
+    for frame in (0, clips.NUM_FRAMES - 1):
+        centre = batch.start + clips.SPEED * frame * step
+        assert centre.min() >= clips.DIGIT_EXTENT / 2 - 1e-6
+        assert centre.max() <= 1 - clips.DIGIT_EXTENT / 2 + 1e-6
 
 
 def test_scoring_reads_real_clips_right() -> None:

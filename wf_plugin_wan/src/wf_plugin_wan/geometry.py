@@ -97,18 +97,16 @@ def count_references(images: Any) -> int:
 
 def _side(name: str, value: Any, pipe: Any, patch: int) -> list[str]:
     factor = pipe.vae_scale_factor_spatial
-    unit = factor * patch
+    unit, why = factor * patch, f"VAE factor {factor} x patch {patch}"
     if not any(kind.__name__ == "WanVACEPipeline" for kind in type(pipe).__mro__):
         unit = math.lcm(unit, PIPELINE_UNIT)
+        why += "" if unit == factor * patch else f", and the pipeline asks for multiples of {PIPELINE_UNIT}"
     if not _whole(value) or value < 1:
         return [f"{name} must be a whole number of pixels of at least {unit}, got {value!r}."]
     if value % unit == 0:
         return []
     nearest = _between(value // unit * unit, unit, unit)
-    return [
-        f"{name} {value} is not a multiple of {unit} (VAE factor {factor} x patch {patch}); "
-        f"the nearest legal values are {nearest}."
-    ]
+    return [f"{name} {value} is not a multiple of {unit} ({why}); the nearest legal values are {nearest}."]
 
 
 def _frames(value: Any, temporal: int) -> list[str]:

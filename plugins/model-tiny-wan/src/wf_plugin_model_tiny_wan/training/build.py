@@ -70,8 +70,8 @@ def build_vae(options: argparse.Namespace, minutes: float) -> AutoencoderKLWan:
         labels[seen].to(options.device),
         Budget(60 * minutes, options.vae_steps),
         learning_rate=7e-4 if started else 2e-3,
-        batch=24 if options.batch >= 24 else options.batch,
-        pool=4096 if options.clips > 4096 else options.clips,
+        batch=min(24, options.batch),
+        pool=min(4096, options.clips),
     )
 
 

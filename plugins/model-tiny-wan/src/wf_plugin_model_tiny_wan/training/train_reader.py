@@ -32,7 +32,7 @@ def degrade(crops: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def frame_crops(
     images: torch.Tensor, labels: torch.Tensor, count: int, generator: torch.Generator, size: int
-):
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Render one frame for each of ``count`` random clips; return crops ``[count, 1, 32, 32]`` and digits."""
     batch = clips.sample_clips(images, labels, count, generator)
     video = clips.render(batch, num_frames=1, size=size).permute(0, 2, 3, 4, 1)
