@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from PIL import Image
 from diffusers import (
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
@@ -22,6 +21,7 @@ from diffusers import (
     WanVACETransformer3DModel,
     WanVideoToVideoPipeline,
 )
+from PIL import Image
 
 W_CONFIG: dict[str, Any] = {
     "patch_size": (1, 2, 2),

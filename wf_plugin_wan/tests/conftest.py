@@ -17,8 +17,7 @@ from diffusers import (
 )
 
 from wf_core.api import Facts, Handler, RunView, Seams, Site, Wiring
-from wf_core.copying import copy_module, copy_pipeline
-from wf_core.run import Run
+from wf_core.testing import Run, copy_module, copy_pipeline
 from wf_plugin_wan.family import WanFamily
 
 HEADS, HEAD_DIM, TEXT_DIM = 2, 12, 32

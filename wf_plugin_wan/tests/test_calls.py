@@ -258,6 +258,8 @@ def test_a_missing_vae_is_said_before_the_steps_are_spent(tiny: SimpleNamespace)
     pipe = tiny.pipe(WanPipeline, tiny.model("t2v"), None)
     assert "no VAE to decode with" in only_problem(pipe)
     assert plan(pipe, output_type="latent").problems == ()
+    image = tiny.pipe(WanImageToVideoPipeline, tiny.model("i2v"), None)
+    assert "no VAE to encode its input with" in only_problem(image, output_type="latent")
 
 
 # --- counting what the caller passes --------------------------------------------------------------------------------

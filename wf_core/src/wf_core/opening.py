@@ -13,7 +13,7 @@ from wf_core.counters import FeatureCounters
 from wf_core.errors import PluginFault, Refused, WfError
 from wf_core.hookspecs import HOOK_OF_KIND
 from wf_core.plan import Refusal, Violation
-from wf_core.seams import Seams
+from wf_core.seams import SEAMS, Seams
 from wf_core.techniques import Technique
 from wf_core.wiring import Wiring
 
@@ -48,11 +48,13 @@ def open_copy(
     try:
         copy, components = copy_base(family, base)
         wiring = Wiring(claim_seams(plan, techniques))
-        refuse_unavailable(plan, family.unavailable_seams(components), wiring.seams)
+        if wiring.seams.claimed(*SEAMS):
+            refuse_unavailable(plan, family.unavailable_seams(components), wiring.seams)
         for name, technique in techniques.items():
             technique.counters = FeatureCounters(name)
             _activate(plan, name, technique, components)
         family.install(components, wiring)
+        wiring.bind_schedule()
         refuse_unattached(plan, techniques, wiring.seams)
     except BaseException:
         close_all(techniques)

@@ -53,13 +53,12 @@ class Runner:
         assert opened is not None
         run = Run(self._view(opened, call), regular=regular)
         self._check(opened.techniques, run, call)
-        begun: dict[str, Technique] = {}
         try:
             reset_peak()
-            for name, technique in opened.techniques.items():
-                begun[name] = technique
+            for technique in opened.techniques.values():
                 technique.counters.open(run.counters)
                 technique.begin(run.view)
+            opened.wiring.begin_schedule(run.view.timesteps)
             opened.wiring.run = run
             yield run
         except BaseException as error:

@@ -20,11 +20,11 @@ SEAMS: dict[str, str] = {
     "guidance": "the conditional and unconditional calls of one step; args: kwargs mapping of the call -> sample",
     "denoiser": "one transformer call; args: kwargs mapping of the call -> sample",
     "stack": "all blocks; args: hidden_states [B, L, D] -> hidden_states [B, L, D]",
-    "block": "one transformer block; args: hidden_states [B, L, D] -> hidden_states [B, L, D]",
+    "block": "one main transformer block (not a control block); args: hidden_states [B, L, D] -> [B, L, D]",
     "branch": "self-attention, cross-attention or feed-forward before its gate; args: x [B, L, D] -> [B, L, D]",
     "attention": "args: query, key, value [B, L, H, D], mask or None -> [B, L, H, D]",
-    "norm_modulate": "norm, scale, shift; args: norm, x [B, L, D], scale, shift -> [B, L, D]",
-    "gated_residual": "args: x, out [B, L, D], gate -> [B, L, D]",
+    "norm_modulate": "args: norm, x [B, L, D], scale, shift (None where the model has none) -> [B, L, D]",
+    "gated_residual": "args: x, out [B, L, D], gate (None where the model has none) -> [B, L, D]",
     "linear": "a named linear layer; args: x [..., in] -> [..., out]",
     "rope": "args: query, key [B, L, H, D], (cos, sin) -> (query, key)",
     "modulation": "time embedding and projection, read only; args: temb, timestep_proj -> None",
@@ -40,7 +40,7 @@ class Site:
     """Where in the model a wrapped computation stands.
 
     ``path`` is the module path below its root (``"blocks.3.attn1"``); ``role`` is ``self``, ``cross``, ``image`` or
-    ``joint`` for attention, ``self``, ``cross`` or ``ffn`` for a branch, otherwise empty.
+    ``joint`` for attention; ``self``, ``cross`` or ``ffn`` for a branch and for its norm and residual; otherwise empty.
     """
 
     seam: str

@@ -20,12 +20,17 @@ class Wiring:
     def __init__(self, seams: Seams) -> None:
         self.seams = seams
         self.run: Run | None = None
+        self.begin_schedule: Callable[[tuple[float, ...]], None] = _no_schedule
         self._closed = False
         self._step: Step | None = None
 
     def now(self) -> Step | None:
         """The identity of the transformer call in progress; None outside one."""
         return self._step
+
+    def bind_schedule(self) -> None:
+        """Bind the claims of the ``scheduler`` seam; the host calls ``begin_schedule(timesteps)`` once per run."""
+        self.begin_schedule = self.wrap("scheduler", _no_schedule)
 
     def enter_context(self, context: Context | None) -> None:
         """The pipeline entered (or left, with None) a cache context."""
@@ -68,3 +73,7 @@ class Wiring:
                 "this model belongs to a session and was called outside a run; call s.pipe(...), or enter s.run(...)"
             )
         return self.run
+
+
+def _no_schedule(timesteps: tuple[float, ...]) -> None:
+    """The stock computation of the ``scheduler`` seam: there is none, it is read only."""

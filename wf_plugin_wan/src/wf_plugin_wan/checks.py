@@ -61,6 +61,11 @@ def text_length(roots: Mapping[str, Any], arguments: Mapping[str, Any]) -> Itera
 
 
 def parts(pipe: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What the pipeline lacks and this call would miss only after all steps were computed."""
-    if getattr(pipe, "vae", None) is None and arguments.get("output_type") != "latent":
+    """A VAE that is missing would be missed only after the text encoder, or after all steps."""
+    if getattr(pipe, "vae", None) is not None:
+        return
+    conditioned = "last_image" in arguments or "conditioning_scale" in arguments
+    if conditioned or arguments.get("video") is not None:
+        yield "the pipeline has no VAE to encode its input with; load one."
+    elif arguments.get("output_type") != "latent":
         yield 'the pipeline has no VAE to decode with; load one, or pass output_type="latent".'

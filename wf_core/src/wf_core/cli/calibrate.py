@@ -81,7 +81,8 @@ def calibrate(
     from wf_core.checkpoints import checkpoint_hash, load_pipeline
 
     plugin = host.catalog.feature_plugin(feature)
-    facts = host.facts(model)
+    checkpoint = checkpoint_hash(host.model_directory(model))
+    facts = host.facts(model).with_({"model.checkpoint_hash": checkpoint}, source="the checkpoint's files")
     calibrator = host.call_hook(plugin, "wf_calibrator", feature=feature, options={}, facts=facts)
     pipe = load_pipeline(host.model_directory(model), dtype, device)
     with host.session(pipe, {}, extra={"calibrator": calibrator}) as session:
@@ -91,6 +92,6 @@ def calibrate(
     return {
         **calibrator.result(),
         "model": facts.get("model.id"),
-        "checkpoint": checkpoint_hash(host.model_directory(model)),
+        "checkpoint": checkpoint,
         "calibration": {**call, "prompts": list(prompts), "seed": seed, "dtype": dtype},
     }
