@@ -1,4 +1,4 @@
-"""Whatever a session does, and however it ends, the base and the process are as before, and the next request is right."""
+"""However a session ends, the base and the process are as before, and the next request is right."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Host:
 
     @classmethod
     def discover(cls, path: Sequence[str] | None = None) -> Host:
-        """A host of every plugin installed on ``path`` (``sys.path`` by default); ``WF_BLOCK`` and ``WF_ONLY`` count."""
+        """A host of every plugin on ``path`` (``sys.path`` by default); ``WF_BLOCK`` and ``WF_ONLY`` count."""
         return cls(discover(path))
 
     @property

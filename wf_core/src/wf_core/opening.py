@@ -1,4 +1,4 @@
-"""Open a session: judge again, copy, build the techniques, install them on the copy. A failure leaves nothing behind."""
+"""Open a session: judge again, copy, build the techniques, install them. A failure leaves nothing behind."""
 
 from __future__ import annotations
 

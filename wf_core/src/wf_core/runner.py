@@ -88,7 +88,7 @@ class Runner:
         )
 
     def _check(self, techniques: Mapping[str, Technique], run: Run, call: CallPlan) -> None:
-        """Everything that is known only now, before any model call. A technique looks only at a call that can be made."""
+        """Everything that is known only now, before any model call; a technique sees only a call that can be made."""
         violations = [_violation("WF-B001", reason, "call") for reason in call.problems]
         violations += rejudge(self._plan, run.view.facts, final=True)
         refuse(self._plan, violations)

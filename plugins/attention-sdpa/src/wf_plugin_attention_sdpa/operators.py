@@ -195,7 +195,12 @@ CPU_FLASH = Operator(
     "aten::_scaled_dot_product_flash_attention_for_cpu", "cpu", _cpu_flash_why_not, _bind_cpu_flash
 )
 FLASH = Operator(
-    "aten::_scaled_dot_product_flash_attention", "cuda", _flash_why_not, _bind_flash, multiple={2: 8}
+    "aten::_scaled_dot_product_flash_attention",
+    "cuda",
+    _flash_why_not,
+    _bind_flash,
+    multiple={2: 8},
+    aligned=True,
 )
 EFFICIENT = Operator(
     "aten::_scaled_dot_product_efficient_attention",

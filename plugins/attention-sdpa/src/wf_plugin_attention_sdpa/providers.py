@@ -110,6 +110,7 @@ class Math(OperatorProvider):
 class TorchFlash(OperatorProvider):
     feature = "torch-flash"
     choices = (operators.CPU_FLASH, operators.FLASH)
+    sign = staticmethod(careful_signature)
 
 
 class Efficient(OperatorProvider):

@@ -75,7 +75,7 @@ def calibrate(
     dtype: str,
     device: str,
 ) -> dict[str, Any]:
-    """The preset of ``feature`` for ``model``: the plugin's result, with the checkpoint and the settings measured at."""
+    """The preset of ``feature`` for ``model``: the plugin's result, with the checkpoint and the settings."""
     import torch
 
     from wf_core.checkpoints import checkpoint_hash, load_pipeline
