@@ -37,7 +37,7 @@ def milliseconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def wan_1_3b() -> WanPipeline:
-    """The published shape; weights cast as ``from_pretrained(torch_dtype=torch.bfloat16)`` does."""
+    """The published shape; weights cast as ``from_pretrained(dtype=torch.bfloat16)`` does."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         transformer = WanTransformer3DModel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -100,10 +101,11 @@ def test_vae_decoding(host, name):
         ours = session.pipe(**models.fresh(arguments)).frames
         (claim,) = session.report["effective"].values()
     assert claim["state"] == "effective", claim
-    bound = {"chunk": 1e-3, "channels-last": 1e-3, "autocast": 3e-2, "tiling": 0.5}[name]
-    worst = float((ours - stock).abs().max())
-    assert worst <= bound
-    print(name, worst)
+    least = {"chunk": 60.0, "channels-last": 60.0, "autocast": 40.0, "tiling": 20.0}[name]
+    error = float((ours - stock).double().square().mean())
+    psnr = -10 * math.log10(error) if error else math.inf
+    assert psnr >= least, psnr
+    print(name, psnr, float((ours - stock).abs().max()))
 
 
 def test_nothing_of_a_session_stays_on_the_device(host):

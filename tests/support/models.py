@@ -296,7 +296,7 @@ RECIPES = {"t2v": t2v, "two_experts": two_experts, "ti2v": ti2v, "i2v": i2v, "v2
 
 
 def to(pipe: Any, dtype: torch.dtype) -> Any:
-    """Cast as ``from_pretrained(torch_dtype=...)`` does: what the model keeps in fp32 stays fp32, and the VAE too."""
+    """Cast as ``from_pretrained(dtype=...)`` does: what the model keeps in fp32 stays fp32, and the VAE too."""
     if dtype == torch.float32:
         return pipe
     for name in ("transformer", "transformer_2"):

@@ -15,7 +15,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") -> Any:
     """The pipeline that ``model_index.json`` names, on ``device``.
 
-    Weights are loaded with ``torch_dtype``, which keeps in fp32 what the model wants in fp32 (a later ``.to(dtype)``
+    Weights are loaded with ``dtype``, which keeps in fp32 what the model wants in fp32 (a later ``.to(dtype)``
     would round it). Raises ``BadInput`` with one line when the directory does not load.
     """
     import torch
@@ -27,7 +27,7 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
         raise BadInput(f"device {device!r}: torch sees no CUDA device on this machine")
     try:
         pipe = DiffusionPipeline.from_pretrained(
-            str(directory), torch_dtype=getattr(torch, dtype), local_files_only=True
+            str(directory), dtype=getattr(torch, dtype), local_files_only=True
         )
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

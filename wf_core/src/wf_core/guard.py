@@ -17,7 +17,9 @@ from wf_core.errors import BadInput
 from wf_core.process_settings import SETTINGS, Setting
 
 #: Variables in which torch remembers a default that it worked out itself, on import or at the first compilation.
-_WRITTEN_BY_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
+_WRITTEN_BY_TORCH = frozenset(
+    {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"}
+)
 
 
 def _loaded(setting: Setting) -> Any:

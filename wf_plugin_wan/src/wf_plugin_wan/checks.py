@@ -20,7 +20,7 @@ def rope_tables(roots: Mapping[str, Any]) -> Iterator[str]:
         if dtype != torch.float32:
             yield (
                 f"the rope tables of {name} were rounded to {str(dtype).removeprefix('torch.')}; "
-                "load with torch_dtype instead of .to, which keeps them in float32."
+                "load with dtype instead of .to, which keeps them in float32."
             )
 
 

@@ -1,0 +1,150 @@
+"""tiny-wan, the trained model: identity, the stated tolerances, and the demo command."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from support import models
+from wf_core.checkpoints import load_pipeline
+
+PROMPT = "a red 3 moving left"
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module")
+def pipe(host):
+    return models.quiet(load_pipeline(host.model_directory("tiny-wan")))
+
+
+@pytest.fixture(scope="module")
+def latents(pipe):
+    """De-normalised latents of a short run: what the pipeline hands to its VAE, ``[1, 16, 5, 16, 16]``."""
+    config = pipe.vae.config
+    latents = pipe(**arguments(steps=6, output_type="latent")).frames
+    mean = torch.tensor(config.latents_mean).view(1, -1, 1, 1, 1)
+    return latents * torch.tensor(config.latents_std).view(1, -1, 1, 1, 1) + mean
+
+
+def arguments(steps=2, **more):
+    return {
+        "prompt": PROMPT,
+        "height": 128,
+        "width": 128,
+        "num_frames": 17,
+        "num_inference_steps": steps,
+        "guidance_scale": 3.0,
+        "generator": torch.Generator().manual_seed(0),
+        "output_type": "pt",
+        **more,
+    }
+
+
+def psnr(ours, theirs):
+    """Decibels, for videos in [-1, 1]."""
+    error = float((ours - theirs).double().square().mean())
+    return 10 * math.log10(4 / error) if error else math.inf
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_empty_session_is_bit_identical(host, pipe, dtype):
+    base = (
+        pipe if dtype == "float32" else models.quiet(load_pipeline(host.model_directory("tiny-wan"), dtype))
+    )
+    stock = base(**arguments()).frames
+    with host.session(base, {}, verify_contents=True) as session:
+        assert torch.equal(session.pipe(**arguments()).frames, stock)
+
+
+def decode(host, pipe, request, latents):
+    with host.session(pipe, request) as session:
+        with session.run():
+            return session.pipe.vae.decode(latents).sample
+
+
+WITHIN = {
+    "chunk 2": (
+        {"vae_temporal_chunk_size": 2},
+        lambda ours, stock: float((ours - stock).abs().max()) <= 1e-5,
+    ),
+    "chunk 1": ({"vae_temporal_chunk_size": 1}, torch.equal),
+    "channels last": ({"vae_channels_last_3d": True}, torch.equal),
+    "autocast bf16": (
+        {"vae_decode_autocast": "bf16"},
+        lambda ours, stock: 40 <= psnr(ours, stock) < math.inf,
+    ),
+    "autocast fp16": (
+        {"vae_decode_autocast": "fp16"},
+        lambda ours, stock: 60 <= psnr(ours, stock) < math.inf,
+    ),
+    "tiles": (
+        {"vae_spatial_tiling": True, "vae_tile_size": [12, 12], "vae_tile_stride": [6, 6]},
+        lambda ours, stock: 35 <= psnr(ours, stock) < math.inf,
+    ),
+    "one tile": ({"vae_spatial_tiling": True}, torch.equal),
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_vae_features_keep_their_stated_tolerance_on_trained_weights(host, pipe, latents, name):
+    request, within = WITHIN[name]
+    stock = pipe.vae.decode(latents).sample
+    ours = decode(host, pipe, request, latents)
+    assert within(ours, stock), psnr(ours, stock)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "math", "torch_flash", "flex"])
+def test_attention_backends_agree_on_trained_weights(host, pipe, backend):
+    stock = pipe(**arguments(output_type="latent")).frames
+    with host.session(pipe, {"attention_backend": backend}) as session:
+        ours = session.pipe(**arguments(output_type="latent")).frames
+        (claim,) = session.report["effective"].values()
+    assert claim["state"] == "effective"
+    error = float((ours - stock).norm() / stock.norm())
+    assert error == 0.0 if backend == "sdpa" else error <= 1e-4, error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # imageio's reader of the clip
+def test_the_demo_command_makes_a_clip_a_sheet_and_an_honest_report(tmp_path):
+    command = [
+        sys.executable, "-m", "wf_core", "run", "tiny-wan", "--prompt", PROMPT, "-s", "feature_cache=teacache",
+        "-s", "vae_temporal_chunk_size=2", "--out", "demo/clip.mp4", "--report", "demo/report.json",
+    ]  # fmt: skip
+    started = time.perf_counter()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {"clip.mp4", "clip.png", "report.json"}
+    report = json.loads((tmp_path / "demo/report.json").read_text())
+    assert {name: claim["state"] for name, claim in report["effective"].items()} == {
+        "teacache": "effective",
+        "vae-temporal-chunk": "effective",
+    }
+    cache = report["steps"]["cache"]
+    assert cache["computed"] + cache["skipped"] == 60
+    assert cache["skipped"] >= 20
+    assert "computed" in done.stdout and "skipped" in done.stdout
+    assert seconds < 60
+    assert_the_clip_shows_the_prompt(tmp_path / "demo/clip.mp4")
+
+
+def assert_the_clip_shows_the_prompt(path):
+    import imageio.v3 as iio
+
+    from wf_plugin_model_tiny_wan.score import score_clips
+
+    frames = torch.from_numpy(iio.imread(path)).float() / 255
+    assert frames.shape == (17, 128, 128, 3)
+    scores = score_clips(frames[None], [PROMPT])
+    assert bool(scores.colour[0]) and bool(scores.direction[0]) and bool(scores.digit[0])
