@@ -68,7 +68,7 @@ def test_every_installed_combination_leaves_the_base_and_the_process_untouched(h
     assert_next_request_is_right(pipe, arguments, plain)
 
 
-PLACES = ["build", "activation", "begin", "first-step", "middle-step", "attention", "decode", "end", "close"]
+PLACES = ["build", "activation", "begin", "first-step", "middle-step", "attention", "decode", "evidence", "end", "close"]
 
 
 @pytest.mark.parametrize("place", PLACES)

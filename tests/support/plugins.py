@@ -40,7 +40,56 @@ evidence = [{ counter = "seen", at_least = 1 }]
 name = "at"
 type = "str"
 default = "never"
-doc = "never, import, build, activation, begin, first-step, middle-step, attention, decode, end or close."
+doc = "never, import, build, activation, begin, first-step, middle-step, attention, decode, evidence, end or close."
+
+[[feature.option]]
+name = "kind"
+type = "choice"
+choices = ["error", "ineligible", "interrupt"]
+default = "error"
+doc = "What is raised."
+
+[[feature]]
+name = "bystander"
+tier = "exact"
+summary = "Counts the calls that it sees, in the order after chaos."
+seams = ["denoiser"]
+stage = "fusion"
+after = ["chaos"]
+families = ["*"]
+effects = ["inference-only"]
+evidence = [{ counter = "seen", at_least = 1 }]
+
+[[feature]]
+name = "global-precision"
+tier = "equivalent"
+tolerance = "none is needed: nothing here multiplies on a device that knows the setting"
+summary = "Holds the matmul precision of the process."
+seams = ["denoiser"]
+stage = "fusion"
+families = ["*"]
+effects = ["inference-only", "process-global"]
+evidence = [{ counter = "seen", at_least = 1 }]
+
+[[feature.option]]
+name = "value"
+type = "str"
+default = "medium"
+doc = "The precision."
+
+[[switch]]
+name = "bystander"
+feature = "bystander"
+form = "flag"
+off = [false]
+doc = "Count calls."
+
+[[switch]]
+name = "global_precision"
+feature = "global-precision"
+form = "flag"
+off = [false]
+doc = "Hold the matmul precision."
 
 [[switch]]
 name = "chaos"
@@ -54,22 +103,56 @@ doc = "Raise at a place."
 CHAOS_CODE = """
 import os
 
-from wf_core.api import Technique, hookimpl
+from wf_core.api import Ineligible, Technique, hookimpl
 
 if os.environ.get("CHAOS_AT") == "import":
     raise RuntimeError("chaos at import")
 
 
+class Bystander(Technique):
+    def __init__(self):
+        self.shown = 0
+
+    def handlers(self):
+        return {"denoiser": self.denoiser}
+
+    def begin(self, run):
+        self.shown = 0
+
+    def evidence(self):
+        return {"shown": self.shown}
+
+    def denoiser(self, inner, site, *args):
+        self.counters.add("seen")
+        self.shown += 1
+        return inner(*args)
+
+
+class GlobalPrecision(Bystander):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def process_settings(self):
+        return {"matmul_precision": self.value}
+
+
 class Chaos(Technique):
-    def __init__(self, at):
+    def __init__(self, at, kind="error"):
         self.at = at
+        self.kind = kind
         self.calls = 0
         if at == "build":
             raise RuntimeError("chaos at build")
 
     def _raise_at(self, place):
         if self.at == place:
-            raise RuntimeError("chaos at " + place)
+            kind = {"error": RuntimeError, "ineligible": Ineligible, "interrupt": KeyboardInterrupt}[self.kind]
+            raise kind("chaos at " + place)
+
+    def evidence(self):
+        self._raise_at("evidence")
+        return {}
 
     def prepare(self, components):
         self._raise_at("activation")
@@ -107,7 +190,11 @@ class Chaos(Technique):
 
 @hookimpl
 def wf_fusion(feature, options, facts):
-    return Chaos(options["at"])
+    if feature == "bystander":
+        return Bystander()
+    if feature == "global-precision":
+        return GlobalPrecision(options["value"])
+    return Chaos(options["at"], options["kind"])
 """
 
 

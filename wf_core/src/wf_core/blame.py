@@ -43,13 +43,15 @@ def fault_of(plan: Plan, failures: list[tuple[str, Exception]], where: str) -> P
 def feature_in_traceback(
     plan: Plan, techniques: Mapping[str, Technique], error: BaseException
 ) -> PlannedFeature | None:
-    """The planned feature whose technique's module is deepest in the traceback; None if none is."""
+    """The planned feature whose technique, or else whose package, is deepest in the traceback; None if none is."""
     packages = {type(t).__module__.split(".")[0]: name for name, t in techniques.items()}
+    owners = {id(technique): name for name, technique in techniques.items()}
     found: str | None = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
-        found = packages.get(package, found)
+        if package in packages:
+            found = owners.get(id(trace.tb_frame.f_locals.get("self")), found or packages[package])
         trace = trace.tb_next
     return plan.feature(found) if found is not None else None
 

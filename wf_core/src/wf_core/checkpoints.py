@@ -23,8 +23,7 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
 
     if dtype not in DTYPES:
         raise BadInput(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise BadInput(f"device {device!r}: torch sees no CUDA device on this machine")
+    check_device(device)
     try:
         pipe = DiffusionPipeline.from_pretrained(
             str(directory), dtype=getattr(torch, dtype), local_files_only=True
@@ -33,6 +32,20 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"cannot load {directory}: {first}") from error
     return pipe if device == "cpu" else pipe.to(device)
+
+
+def check_device(device: str) -> None:
+    """Raise ``BadInput`` unless torch can use the device."""
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise BadInput(f"device {device!r} is no device of torch; cpu, cuda and cuda:1 are") from error
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise BadInput(
+            f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA devices on this machine"
+        )
 
 
 def checkpoint_hash(directory: Path) -> str:

@@ -21,6 +21,11 @@ class EvidenceDecl:
     equals: int | None = None
     equals_counter: str = ""
 
+    @property
+    def proves(self) -> bool:
+        """Whether it asks for something to have happened; nothing at all satisfies every other comparison."""
+        return self.at_least is not None and self.at_least >= 1
+
     def describe(self) -> str:
         """In words: ``skipped >= 1``."""
         if self.at_least is not None:
@@ -101,15 +106,17 @@ class FactSource:
 
 @attrs.frozen
 class FamilyDecl:
-    """What a model-family plugin says about the classes that it knows."""
+    """What a model-family plugin says about the classes that it knows.
+
+    ``instead`` maps request keys of other families to this family's own key for the same thing.
+    """
 
     name: str
     transformer_classes: FrozenMap
-    vae_classes: tuple[str, ...] = ()
-    pipelines: FrozenMap = EMPTY
     seams: tuple[str, ...] = ()
     facts: FrozenMap = EMPTY
     conditions: tuple[Condition, ...] = ()
+    instead: FrozenMap = EMPTY
 
 
 @attrs.frozen
@@ -130,7 +137,9 @@ class ModelDecl:
 
 @attrs.frozen
 class Rule:
-    """A row of the rule table: a pair of effects (``scope`` "inside" or "any"), or an exclusive slot."""
+    """A row of the rule table: a pair of effects (``scope`` "inside" or "any"), an exclusive slot, or one effect
+    with the condition over facts that it ``needs``.
+    """
 
     code: str
     level: str
@@ -138,3 +147,5 @@ class Rule:
     pair: tuple[str, ...] = ()
     scope: str = "any"
     slot: str = ""
+    effect: str = ""
+    needs: Condition | None = None

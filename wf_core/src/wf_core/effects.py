@@ -15,7 +15,7 @@ import attrs
 
 from wf_core import data
 from wf_core.names import did_you_mean
-from wf_core.vocabulary import SEAM_PARENTS
+from wf_core.vocabulary import SEAMS
 
 if TYPE_CHECKING:
     from wf_core.conditions import Condition
@@ -55,8 +55,8 @@ class Effect:
         if name not in words:
             hint = did_you_mean(name, words, "; introduce it in [[effect]]")
             raise BadEffect(f"unknown effect {name!r}{hint}")
-        if seam and seam not in SEAM_PARENTS:
-            raise BadEffect(f"effect {text!r} names an unknown seam{did_you_mean(seam, SEAM_PARENTS)}")
+        if seam and seam not in SEAMS:
+            raise BadEffect(f"effect {text!r} names an unknown seam{did_you_mean(seam, SEAMS)}")
         numbers = tuple(_number(part.strip()) for part in (match["numbers"] or "").split(",") if part.strip())
         if len(numbers) != words[name].numbers:
             raise BadEffect(f"effect {name!r} carries {words[name].numbers} numbers, got {text!r}")
@@ -87,7 +87,7 @@ def vocabulary() -> dict[str, EffectWord]:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
 def _value(value: Any) -> int:

@@ -16,13 +16,14 @@ EFFECTIVE, PARTIAL, INERT, PENDING = "effective", "partial", "inert", "pending"
 def state_of(
     feature: PlannedFeature, counts: Mapping[str, int], fallbacks: Iterable[Fallback], *, ran: bool
 ) -> str:
-    """``pending`` before a run has made a model call; ``inert`` when the evidence is missing; ``partial`` when some
-    calls fell back; else ``effective``.
+    """``pending`` before a run has made a model call; ``inert`` when the evidence is missing, or when there is none
+    that could prove anything; ``partial`` when some calls fell back; else ``effective``.
     """
     if not ran:
         return PENDING
     required = [item for item in feature.evidence if item.at_least is not None]
-    if any(counts.get(item.counter, 0) < (item.at_least or 0) for item in required):
+    proven = any(item.proves for item in required)
+    if not proven or not all(_holds(item, counts) for item in required):
         return INERT
     fell_back = any(item.feature == feature.name for item in fallbacks)
     if fell_back or not all(_holds(item, counts) for item in feature.evidence):

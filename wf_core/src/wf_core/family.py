@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
@@ -66,6 +66,10 @@ class ModelFamily(ABC):
     ) -> Mapping[str, torch.Tensor]:
         """The time signals at N scalar timesteps in fp32: ``{"e": [N, D], "e0": [N, 6 D]}``."""
 
-    def release(self, components: Mapping[str, Any]) -> Iterable[torch.Tensor]:
-        """Drop per-call state that the stock code keeps on its modules; returns the tensors still held, if any."""
-        return ()
+    def release(self, components: Mapping[str, Any]) -> None:
+        """The run has ended: drop per-call state that the stock code keeps on its modules."""
+
+    def uninstall(self, components: Mapping[str, Any]) -> None:
+        """The session closes: cut the references between copies, wiring and seams, so that nothing waits for the
+        garbage collector. The copies need not work any more, only say that their session is closed.
+        """

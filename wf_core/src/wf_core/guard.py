@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+import attrs
 from attrs import field, frozen
 
 from wf_core.errors import BadInput
@@ -148,27 +149,30 @@ class ImportGuard:
     seed, so nothing can have relied on it. Generators of accelerators are left alone as reading them would start
     the driver.
 
-    Everything is restored, also when the import raises. State of other threads that change the same settings at
-    the same time cannot be told apart and is put back as well.
+    Everything is restored, also when the import raises. What other threads change at the same time cannot be told
+    apart; so where the import is not ``alone``, the environment and the random streams, which running sessions may
+    well touch, are neither compared nor put back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = True) -> None:
         self.changes: list[str] = []
+        self._alone = alone
 
     def __enter__(self) -> ImportGuard:
         self._state = ProcessState.capture()
         self._streams = [
             (stream, stream.read(sys.modules[stream.module]))
             for stream in _STREAMS
-            if stream.module in sys.modules
+            if self._alone and stream.module in sys.modules
         ]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        changes = self._state.diff(ProcessState.capture())
-        failed = self._state.restore()
+        before = self._state if self._alone else attrs.evolve(self._state, environ=dict(os.environ))
+        changes = before.diff(ProcessState.capture())
+        failed = before.restore()
         changes += [f"{line} (could not be put back)" for line in failed]
         for stream, before in self._streams:
             library = sys.modules[stream.module]
@@ -178,9 +182,9 @@ class ImportGuard:
         self.changes.extend(changes)
 
 
-def import_guard() -> ImportGuard:
+def import_guard(*, alone: bool = True) -> ImportGuard:
     """``with import_guard() as guard: import_it()``, then read ``guard.changes``."""
-    return ImportGuard()
+    return ImportGuard(alone=alone)
 
 
 def _set_allow_tf32(torch: Any, value: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
@@ -20,6 +21,7 @@ from wf_core.facts.model import facts_from_directory, facts_from_pipeline
 from wf_core.facts.process import process_facts
 from wf_core.facts.run import run_facts
 from wf_core.loading import load_plugin
+from wf_core.open_sessions import alone
 from wf_core.plan import Plan
 from wf_core.resolve import resolve
 
@@ -45,6 +47,7 @@ class Host:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._families: dict[str, ModelFamily] = {}
+        self._loading = threading.Lock()
 
     @classmethod
     def discover(cls, path: Sequence[str] | None = None) -> Host:
@@ -113,6 +116,10 @@ class Host:
             raise BadInput(
                 f"a session needs a loaded pipeline, not {str(base)!r}; load it with from_pretrained first"
             )
+        if isinstance(request, Plan) and run is not None:
+            raise BadInput(
+                "run= belongs to resolving, and this request is a plan already; pass run= to resolve"
+            )
         if not isinstance(request, Plan):
             request = self.resolve(base, request or {}, run=run, facts=facts)
         return Session(self, base, request, contents=verify_contents, wait=wait, extra=extra, facts=facts)
@@ -149,9 +156,11 @@ class Host:
         if record is None or record.state != "available":
             why = record.reason if record else "not installed"
             raise PluginFault(plugin, "import", why)
-        module = load_plugin(record)
-        if not self._manager.is_registered(module):
-            self._manager.register(module, plugin)
+        with self._loading:
+            module = self._manager.get_plugin(plugin)
+            if module is None:
+                module = load_plugin(record, alone=alone())
+                self._manager.register(module, plugin)
         return module
 
     # --- models ------------------------------------------------------------------------------------------------

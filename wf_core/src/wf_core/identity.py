@@ -3,8 +3,8 @@
 The sources, in this order, each named in the report:
 
 1. ``context``: the pipeline entered ``cache_context(name, step_index=..., num_inference_steps=...)``.
-2. ``context-name``: only the name is given. The step is how often this branch was entered in this run, corrected by
-   the timestep when it names another step of a known schedule (a guidance interval leaves steps without a branch).
+2. ``context-name``: only the name is given. The step is how often the run's first branch was entered: it leads, and
+   the others belong to the step it is at (a guidance interval leaves steps without a second branch).
 3. ``ordinal``: no context at all. The step and branch follow from the call's number within the run and the number of
    branches per step, cross-checked with the conditioning tensor and the timestep.
 
@@ -59,27 +59,35 @@ class IdentityTracker:
     """Resolves the identity of each call of one run.
 
     ``timesteps`` is the run's schedule (empty: unknown) and ``branches`` the number of calls per step when no context
-    is entered (1 or 2). ``regular`` says that the driver is a stock pipeline, which enters every branch at every
-    step, so that counting is enough and no timestep is read back from the device.
+    is entered (1 or 2). Nothing is read back from a device: a timestep is compared with the schedule only where it
+    lies in host memory.
     """
 
-    def __init__(self, timesteps: tuple[float, ...], total: int, branches: int, *, regular: bool) -> None:
+    def __init__(self, timesteps: tuple[float, ...], total: int, branches: int) -> None:
         self.sources: dict[str, int] = {}
         self._timesteps = timesteps
         self._total = total or len(timesteps)
         self._branches = branches
-        self._regular = regular
         self._context: Context | None = None
-        self._entered: dict[str, int] = {}
+        self._leader = ""
+        self._index = -1
         self._calls = 0
         self._conditioning: dict[int, str] = {}
 
     def enter(self, context: Context | None) -> None:
+        """A context was entered, or left with None. The first branch of a run leads: it alone counts the steps."""
         self._context = context
+        if context is None or context.step_index is not None:
+            return
+        branch = BRANCHES.get(context.name, context.name)
+        self._leader = self._leader or branch
+        if branch == self._leader:
+            self._index += 1
 
     def resolve(
         self, expert: str, timestep: torch.Tensor, conditioning: torch.Tensor, grid: tuple[int, int, int]
     ) -> Step:
+        """The place of one call; counts the source that it was told by."""
         index, total, branch, source = self._place(timestep, conditioning)
         self.sources[source] = self.sources.get(source, 0) + 1
         return Step(index, total, branch, expert, source, timestep, grid)
@@ -95,38 +103,34 @@ class IdentityTracker:
         branch = BRANCHES.get(context.name, context.name)
         if context.step_index is not None:
             return context.step_index, context.num_inference_steps or self._total, branch, "context"
-        count = self._entered.get(branch, 0)
-        index = self._correct(count, timestep)
-        self._entered[branch] = index + 1
-        return index, self._total, branch, "context-name"
+        self._catch_up(timestep)
+        agrees = self._agrees(self._index, timestep)
+        return self._index, self._total, branch, "context-name" if agrees else AMBIGUOUS
 
     def _by_ordinal(self, timestep: torch.Tensor, conditioning: torch.Tensor) -> tuple[int, int, str, str]:
         index, ordinal = divmod(self._calls, self._branches)
         self._calls += 1
         branch = ("cond", "uncond")[ordinal]
-        pointer = conditioning.data_ptr()
-        seen = self._conditioning.setdefault(pointer, branch)
-        agrees = seen == branch and len(set(self._conditioning.values())) <= self._branches
+        seen = self._conditioning.setdefault(conditioning.data_ptr(), branch)
+        agrees = seen == branch and self._agrees(index, timestep)
         if self._branches == 1 and len(self._conditioning) > 1:
-            agrees = False
-        if self._timesteps and not self._names(index, timestep):
             agrees = False
         return index, self._total, branch, "ordinal" if agrees else AMBIGUOUS
 
-    def _correct(self, count: int, timestep: torch.Tensor) -> int:
-        """The step that the timestep names, if it is not ``count`` and names exactly one later step."""
-        if self._regular or not self._timesteps or self._names(count, timestep):
-            return count
+    def _catch_up(self, timestep: torch.Tensor) -> None:
+        """The driver left steps out: go on to the one later step that the timestep names."""
+        if self._agrees(self._index, timestep):
+            return
         value = float(timestep.max())
-        later = [i for i in range(count, len(self._timesteps)) if _same(self._timesteps[i], value)]
-        return later[0] if len(later) == 1 else count
+        later = [i for i in range(self._index, len(self._timesteps)) if _same(self._timesteps[i], value)]
+        if len(later) == 1:
+            self._index = later[0]
 
-    def _names(self, index: int, timestep: torch.Tensor) -> bool:
-        if index >= len(self._timesteps):
-            return False
-        if self._regular and timestep.device.type != "cpu":
+    def _agrees(self, index: int, timestep: torch.Tensor) -> bool:
+        """Whether the timestep is the schedule's at ``index``, as far as can be told without asking a device."""
+        if not self._timesteps or timestep.device.type != "cpu":
             return True
-        return _same(self._timesteps[index], float(timestep.max()))
+        return index < len(self._timesteps) and _same(self._timesteps[index], float(timestep.max()))
 
 
 def _same(left: float, right: float) -> bool:

@@ -10,8 +10,11 @@ from wf_core.discovery import PluginRecord
 from wf_core.errors import PluginFault
 
 
-def load_plugin(record: PluginRecord) -> Any:
+def load_plugin(record: PluginRecord, *, alone: bool = True) -> Any:
     """The plugin's module (or the attribute that its entry point names), imported under the process guard.
+
+    A module that is imported already is not guarded again. ``alone`` says that no session is open beside the one
+    that asks, so that every change of the process can be laid to the import.
 
     Raises `PluginFault` when the plugin is not available, its import fails or exits, or it changes process state;
     the record's state is "broken" from then on.
@@ -20,8 +23,10 @@ def load_plugin(record: PluginRecord) -> Any:
 
     if record.state != "available":
         raise PluginFault(record.name, "import", f"it is {record.state}: {record.reason}")
+    if record.module in sys.modules:
+        return _import(record)
     before = set(sys.modules)
-    guard = import_guard()
+    guard = import_guard(alone=alone)
     try:
         with guard:
             loaded = _import(record)

@@ -9,11 +9,11 @@ from wf_core.conditions import BadCondition, Condition
 from wf_core.declarations import EvidenceDecl, FeatureDecl, Select, SwitchDecl
 from wf_core.effects import BadEffect, Effect, EffectRule, EffectWord
 from wf_core.names import did_you_mean, switch_key
-from wf_core.options import TYPES, BadValue, OptionDecl
+from wf_core.options import LISTS, TYPES, BadValue, OptionDecl
 from wf_core.stages import STAGES, default_stage
 from wf_core.toml_reader import Table
 from wf_core.values import freeze
-from wf_core.vocabulary import KINDS, SEAM_PARENTS, TIERS
+from wf_core.vocabulary import KINDS, MODEL_KINDS, SEAMS, TIERS
 
 FORMS = ("flag", "value", "option", "feature")
 TableKeys = Mapping[str, frozenset[Any]]
@@ -35,14 +35,19 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
         stage=row.one_of("stage", STAGES, default_stage(kind)),
         before=row.texts("before"),
         after=row.texts("after"),
-        effects=tuple(_effect(row, item, words, options, tables) for item in row.raw("effects", ())),
+        effects=tuple(_effect(row, item, words, options, tables) for item in row.items("effects")),
         families=_families(row),
         evidence=tuple(_evidence(item) for item in row.tables("evidence")),
         selects=tuple(_select(item) for item in row.tables("select")),
         options=options,
         conditions=read_conditions(row, options, tables),
-        state=row.text("state", ""),
+        state=_state(row),
     )
+    twice = sorted({name for name in _option_names(options) if _option_names(options).count(name) > 1})
+    if twice:
+        row.fail(f"option {twice[0]!r} is declared twice")
+    if kind not in MODEL_KINDS and not any(item.proves for item in feature.evidence):
+        row.fail("needs evidence: at least one counter with at_least = 1 or more, or no run can prove that it worked")
     if feature.tier != "exact" and not feature.tolerance.strip():
         row.fail(f"tier {feature.tier} needs a tolerance: one sentence with the bound that was measured")
     row.done()
@@ -92,7 +97,7 @@ def _condition(
         condition = Condition.parse(item, top=top)
     except BadCondition as error:
         row.fail(f"{what}: {error}")
-    names = [option.name for option in options]
+    names = _option_names(options)
     for ref in condition.refs():
         if ref.kind == "option" and ref.name not in names:
             row.fail(
@@ -120,7 +125,7 @@ def _effect(
         effect = Effect.parse(item, words)
     except BadEffect as error:
         row.fail(str(error))
-    declared = [option.name for option in options]
+    declared = _option_names(options)
     for number in effect.numbers:
         if isinstance(number, str) and number not in declared:
             row.fail(f"effect {item!r} takes its number from an option {number!r} that is not declared")
@@ -133,15 +138,16 @@ def _option(row: Table) -> OptionDecl:
         type=row.one_of("type", TYPES),
         doc=row.text("doc", ""),
         default=freeze(row.raw("default")),
-        choices=tuple(freeze(row.raw("choices", ()))),
-        min=row.raw("min"),
-        max=row.raw("max"),
-        above=row.raw("above"),
-        length=row.raw("length"),
+        choices=row.items("choices"),
+        min=row.number_or_none("min"),
+        max=row.number_or_none("max"),
+        above=row.number_or_none("above"),
+        length=row.whole_or_none("length", 1),
     )
-    for bound in (option.min, option.max, option.above, option.length):
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float)):
-            row.fail("min, max, above and length are numbers")
+    if option.length is not None and option.type not in LISTS:
+        row.fail(f"length is for lists ({', '.join(LISTS)}), not for type {option.type}")
+    if not all(isinstance(choice, str | int | float) for choice in option.choices):
+        row.fail("choices are texts, numbers, true or false")
     if (option.type == "choice") != bool(option.choices):
         row.fail("type choice and a list of choices go together")
     try:
@@ -155,8 +161,8 @@ def _option(row: Table) -> OptionDecl:
 def _evidence(row: Table) -> EvidenceDecl:
     evidence = EvidenceDecl(
         counter=row.text("counter"),
-        at_least=row.raw("at_least"),
-        equals=row.raw("equals"),
+        at_least=row.whole_or_none("at_least", 0),
+        equals=row.whole_or_none("equals", 0),
         equals_counter=row.text("equals_counter", ""),
     )
     given = [evidence.at_least is not None, evidence.equals is not None, bool(evidence.equals_counter)]
@@ -174,11 +180,24 @@ def _select(row: Table) -> Select:
     return select
 
 
+def _state(row: Table) -> str:
+    """A feature that is declared and cannot be used says why; there is no other state that it could be in."""
+    state = row.text("state", "")
+    word, _, reason = state.partition(":")
+    if state and not (word.strip() == "unavailable" and reason.strip()):
+        row.fail(f'state must be "unavailable: REASON", got {state!r}')
+    return state
+
+
+def _option_names(options: tuple[OptionDecl, ...]) -> list[str]:
+    return [option.name for option in options]
+
+
 def _seams(row: Table) -> tuple[str, ...]:
     seams = row.texts("seams")
     for seam in seams:
-        if seam not in SEAM_PARENTS:
-            row.fail(f"unknown seam {seam!r}{did_you_mean(seam, SEAM_PARENTS)}")
+        if seam not in SEAMS:
+            row.fail(f"unknown seam {seam!r}{did_you_mean(seam, SEAMS)}")
     return seams
 
 

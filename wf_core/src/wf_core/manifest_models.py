@@ -8,10 +8,10 @@ from typing import Any
 
 from wf_core.declarations import FactSource, FamilyDecl, ModelDecl
 from wf_core.manifest_features import TableKeys, read_conditions
-from wf_core.names import did_you_mean
+from wf_core.names import did_you_mean, switch_key
 from wf_core.toml_reader import Table
 from wf_core.values import FrozenMap, freeze
-from wf_core.vocabulary import SEAM_PARENTS
+from wf_core.vocabulary import SEAMS
 
 
 def read_family(root: Table, tables: TableKeys) -> FamilyDecl | None:
@@ -24,17 +24,16 @@ def read_family(root: Table, tables: TableKeys) -> FamilyDecl | None:
     family = FamilyDecl(
         name=row.text("name"),
         transformer_classes=_names(row, "transformer_classes"),
-        vae_classes=row.texts("vae_classes"),
-        pipelines=_names(row, "pipelines"),
         seams=row.texts("seams"),
         facts=FrozenMap({name: _source(facts, name, value) for name, value in row.mapping("facts").items()}),
         conditions=read_conditions(row, (), tables),
+        instead=FrozenMap({switch_key(k): switch_key(own) for k, own in _names(row, "instead").items()}),
     )
     if not family.transformer_classes:
         row.fail("transformer_classes must name at least one class")
     for seam in family.seams:
-        if seam not in SEAM_PARENTS:
-            row.fail(f"unknown seam {seam!r}{did_you_mean(seam, SEAM_PARENTS)}")
+        if seam not in SEAMS:
+            row.fail(f"unknown seam {seam!r}{did_you_mean(seam, SEAMS)}")
     row.done()
     return family
 
@@ -61,17 +60,17 @@ def read_tables(root: Table) -> dict[str, frozenset[Any]]:
         if not isinstance(data, Mapping):
             root.fail(f"{where} must be a table with keys, or with file and keys_at")
         row = Table(data, root.path, where)
-        keys = row.raw("keys", ())
+        keys = row.items("keys")
         file, keys_at = row.text("file", ""), row.text("keys_at", "")
         row.done()
-        if bool(keys) == bool(file) or not isinstance(keys, list | tuple):
+        if bool(keys) == bool(file):
             row.fail("needs either a list of keys, or a file")
         listed = keys if keys else _keys_in_file(row, file, keys_at)
         found[name] = frozenset(key.lower() if isinstance(key, str) else freeze(key) for key in listed)
     return found
 
 
-def _keys_in_file(row: Table, file: str, keys_at: str) -> list[Any]:
+def _keys_in_file(row: Table, file: str, keys_at: str) -> tuple[Any, ...]:
     path = row.path.parent / file
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -83,13 +82,13 @@ def _keys_in_file(row: Table, file: str, keys_at: str) -> list[Any]:
         value = value[part]
     if not isinstance(value, dict | list):
         row.fail(f"{file} holds no object or list at {keys_at!r}")
-    return list(value)
+    return tuple(value)
 
 
 def _names(row: Table, key: str) -> FrozenMap:
     value = row.raw(key, {})
     if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
-        row.fail(f'{key} must be a table of class name = "name"')
+        row.fail(f'{key} must be a table of name = "text"')
     return FrozenMap(value)
 
 

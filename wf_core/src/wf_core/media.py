@@ -35,6 +35,15 @@ def check_output_path(path: Path) -> Path:
     return path
 
 
+def require_writers() -> None:
+    """Raise ``BadInput`` where the libraries that write clips are missing, before anything is computed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("imageio", "imageio_ffmpeg", "PIL") if find_spec(name) is None]
+    if missing:
+        raise BadInput(f"cannot write a clip without {', '.join(missing)}: pip install 'wf-core[media]'")
+
+
 def write_clip(frames: np.ndarray[Any, Any], path: Path, fps: float) -> None:
     """``frames`` ``[F, H, W, 3]`` uint8 -> an H.264 MP4 or a GIF, by the path's suffix."""
     import imageio.v3 as iio

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _lock = ProcessLock()
 _guard = threading.Lock()
 _open: WeakSet[Session] = WeakSet()
+_given_back: WeakSet[LockToken] = WeakSet()
 
 
 def acquire(session: Session, *, exclusive: bool, wait: float) -> LockToken:
@@ -35,6 +36,22 @@ def acquire(session: Session, *, exclusive: bool, wait: float) -> LockToken:
 
 
 def release(session: Session, token: LockToken) -> None:
+    """The session is closed, or its opening failed."""
     with _guard:
         _open.discard(session)
+    give_back(token)
+
+
+def give_back(token: LockToken) -> None:
+    """Let go of the lock; no error if it was let go before. Also what happens to a session that is dropped open."""
+    with _guard:
+        if token in _given_back:
+            return
+        _given_back.add(token)
     _lock.release(token)
+
+
+def alone() -> bool:
+    """Whether at most one session is open in this process."""
+    with _guard:
+        return len(_open) <= 1

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from wf_core.blame import each, plugin_of
+from wf_core.blame import attribute, each, plugin_of
 from wf_core.copying import copy_module, copy_pipeline
 from wf_core.counters import FeatureCounters
-from wf_core.errors import PluginFault, Refused, WfError
+from wf_core.errors import Ineligible, PluginFault, Refused, WfError
 from wf_core.hookspecs import HOOK_OF_KIND
 from wf_core.plan import Refusal, Violation
-from wf_core.seams import SEAMS, Seams
+from wf_core.seams import SEAMS, Handler, Seams, Site
 from wf_core.techniques import Technique
 from wf_core.wiring import Wiring
 
@@ -56,9 +56,12 @@ def open_copy(
         family.install(components, wiring)
         wiring.bind_schedule()
         refuse_unattached(plan, techniques, wiring.seams)
-    except BaseException:
+    except BaseException as error:
         close_all(techniques)
-        raise
+        told = attribute(plan, techniques, error)
+        if told is error:
+            raise
+        raise told from error
     return Opened(copy, hasattr(base, "components"), components, family, wiring, techniques)
 
 
@@ -84,7 +87,6 @@ def _build(host: Host, plan: Plan, feature: PlannedFeature, facts: Facts) -> Tec
         raise PluginFault(
             feature.plugin, hook, f"must return a wf_core.api.Technique for {feature.name!r}, not {found}"
         )
-    technique.dense_on_ineligible = plan.host_keys_dict().get("on_ineligible") == "dense"
     return technique
 
 
@@ -109,8 +111,23 @@ def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
                 raise PluginFault(
                     feature.plugin, "activation", f"{name!r} claims seam {seam!r}, which is not declared"
                 )
+            if plan.host_keys_dict().get("on_ineligible") == "dense":
+                handler = dense_when_ineligible(technique, seam, handler)
             seams.claim(seam, name, handler, technique.roles())
     return seams
+
+
+def dense_when_ineligible(technique: Technique, seam: str, handler: Handler) -> Handler:
+    """The handler, or for a call that it says it cannot serve the next layer, counted with the reason."""
+
+    def guarded(inner: Callable[..., Any], site: Site, *args: Any) -> Any:
+        try:
+            return handler(inner, site, *args)
+        except Ineligible as why:
+            technique.counters.fall_back(seam, str(why))
+            return inner(*args)
+
+    return guarded
 
 
 def refuse_unavailable(plan: Plan, unavailable: Mapping[str, str], seams: Seams) -> None:

@@ -45,7 +45,7 @@ def _to_int(value: Any) -> int:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
         return int(value)
     raise _Unfit("expects a whole number")
 
@@ -116,6 +116,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "floats": lambda value: _items(value, _to_float, "finite numbers"),
 }
 TYPES = (*_CONVERTERS, "choice")
+LISTS = ("ints", "floats")
 
 
 @attrs.frozen

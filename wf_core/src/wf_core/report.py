@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wf_core.caching import FeatureCache
-from wf_core.evidence import state_of
+from wf_core.evidence import PENDING, state_of
+from wf_core.values import thaw
 
 if TYPE_CHECKING:
     from wf_core.plan import Plan, PlannedFeature
@@ -21,7 +22,7 @@ class Report(Mapping[str, Any]):
     """A mapping of plain JSON values. It stays valid after the session is closed."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
+        self._values: dict[str, Any] = thaw(dict(values))
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]
@@ -36,7 +37,7 @@ class Report(Mapping[str, Any]):
         return f"Report({self.to_json(indent=2)})"
 
     def to_json(self, indent: int | None = None) -> str:
-        return json.dumps(self._values, indent=indent, default=str)
+        return json.dumps(self._values, indent=indent)
 
 
 def pending_report(plan: Plan, versions: Mapping[str, str]) -> Report:
@@ -46,15 +47,16 @@ def pending_report(plan: Plan, versions: Mapping[str, str]) -> Report:
             "schema": SCHEMA,
             "plan": plan.hash,
             "requested": plan.request_dict(),
-            "effective": {feature.name: _claim(feature, "pending", {}) for feature in plan.features},
+            "effective": {feature.name: _claim(feature, PENDING, {}) for feature in plan.features},
             "fallbacks": [],
             "identity": "no calls",
             "steps": {},
             "timing": {},
             "memory": {},
             "versions": dict(versions),
-            "warnings": list(plan.warnings),
+            "warnings": [warning.to_json() for warning in plan.warnings],
             "run": None,
+            "unattributed": [],
         }
     )
 
@@ -62,30 +64,36 @@ def pending_report(plan: Plan, versions: Mapping[str, str]) -> Report:
 def run_report(
     plan: Plan,
     run: Run,
-    techniques: Mapping[str, Technique],
+    begun: Mapping[str, Technique],
+    evidence: Mapping[str, Mapping[str, Any]],
     *,
     versions: Mapping[str, str],
     first_run: bool,
 ) -> Report:
-    """The report of a run that has ended, in whatever way."""
+    """The report of a run that has ended, in whatever way.
+
+    ``begun`` are the techniques that took part, ``evidence`` what each shows beside its counters; a feature that did
+    not begin is pending.
+    """
     return Report(
         {
             "schema": SCHEMA,
             "plan": plan.hash,
             "requested": plan.request_dict(),
             "effective": {
-                feature.name: _effective(feature, run, techniques[feature.name]) for feature in plan.features
+                feature.name: _effective(feature, run, evidence.get(feature.name))
+                for feature in plan.features
             },
             "fallbacks": [
                 {"feature": item.feature, "seam": item.seam, "reason": item.reason, "count": item.count}
                 for item in run.counters.fallbacks()
             ],
             "identity": run.identity.summary(),
-            "steps": _steps(run, techniques),
+            "steps": _steps(run, begun),
             "timing": {"seconds": round(run.seconds, 6), "first_run": first_run},
             "memory": {},
             "versions": dict(versions),
-            "warnings": list(plan.warnings),
+            "warnings": [warning.to_json() for warning in plan.warnings],
             "run": {"id": run.id, "state": run.state, "error": run.error, "facts": _run_facts(run)},
             "unattributed": [],
         }
@@ -98,7 +106,7 @@ def _claim(feature: PlannedFeature, state: str, evidence: Mapping[str, Any]) -> 
         "kind": feature.kind,
         "tier": feature.tier,
         "plugin": feature.plugin,
-        "options": feature.options_dict(),
+        "options": thaw(feature.options_dict()),
         "evidence": dict(evidence),
     }
     if feature.experimental:
@@ -106,11 +114,12 @@ def _claim(feature: PlannedFeature, state: str, evidence: Mapping[str, Any]) -> 
     return claim
 
 
-def _effective(feature: PlannedFeature, run: Run, technique: Technique) -> dict[str, Any]:
+def _effective(feature: PlannedFeature, run: Run, evidence: Mapping[str, Any] | None) -> dict[str, Any]:
+    if evidence is None:
+        return _claim(feature, PENDING, {})
     counts = run.counters.of(feature.name)
     state = state_of(feature, counts, run.counters.fallbacks(), ran=bool(run.calls))
-    evidence = {**counts, **run.counters.notes(feature.name), **technique.evidence()}
-    return _claim(feature, state, evidence)
+    return _claim(feature, state, {**counts, **run.counters.notes(feature.name), **evidence})
 
 
 def _steps(run: Run, techniques: Mapping[str, Technique]) -> dict[str, Any]:

@@ -18,13 +18,11 @@ class Run:
     interrupt flag) or ``refused`` (no model call was made).
     """
 
-    def __init__(self, view: RunView, *, regular: bool) -> None:
+    def __init__(self, view: RunView) -> None:
         self.id = uuid.uuid4().hex
         self.view = view
         self.counters = Counters()
-        self.identity = IdentityTracker(
-            view.timesteps, view.num_inference_steps, view.branches, regular=regular
-        )
+        self.identity = IdentityTracker(view.timesteps, view.num_inference_steps, view.branches)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.steps_seen: set[int] = set()
         self.state = "running"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wf_core.blame import attribute, each, fault_of
 from wf_core.errors import Refused
@@ -44,25 +44,18 @@ class Runner:
         self._opened = None
 
     @contextmanager
-    def running(self, call: CallPlan, reports: list[Report], *, regular: bool) -> Iterator[Run]:
-        """One run around the caller's work; its report is appended to ``reports`` however it ends.
-
-        A refusal is raised before anything begins and leaves no report.
-        """
+    def running(self, call: CallPlan, reports: list[Report]) -> Iterator[Run]:
+        """One run around the caller's work; its report is appended to ``reports`` however it ends."""
         opened = self._opened
         assert opened is not None
-        run = Run(self._view(opened, call), regular=regular)
-        self._check(opened.techniques, run, call)
+        run = Run(self._view(opened, call))
+        begun: dict[str, Technique] = {}
         try:
-            reset_peak()
-            for technique in opened.techniques.values():
-                technique.counters.open(run.counters)
-                technique.begin(run.view)
-            opened.wiring.begin_schedule(run.view.timesteps)
-            opened.wiring.run = run
+            self._check(opened.techniques, run, call)
+            self._begin(opened, run, begun)
             yield run
         except BaseException as error:
-            run.finish("aborted", f"{type(error).__name__}: {error}")
+            run.finish("aborted" if begun else _state_before(error), f"{type(error).__name__}: {error}")
             told = attribute(self._plan, opened.techniques, error)
             if told is error:
                 raise
@@ -71,7 +64,16 @@ class Runner:
             run.finish(run.state if run.state != "running" else "done")
         finally:
             opened.wiring.run = None
-            self._end(opened, run, reports)
+            self._end(opened, run, begun, reports)
+
+    def _begin(self, opened: Opened, run: Run, begun: dict[str, Technique]) -> None:
+        reset_peak()
+        for name, technique in opened.techniques.items():
+            begun[name] = technique
+            technique.counters.open(run.counters)
+            technique.begin(run.view)
+        opened.wiring.begin_schedule(run.view.timesteps)
+        opened.wiring.run = run
 
     def _view(self, opened: Opened, call: CallPlan) -> RunView:
         roots = opened.family.roots(opened.components)
@@ -97,19 +99,52 @@ class Runner:
             violations += [_violation("WF-B002", reason, name) for reason in technique.check(run.view)]
         refuse(self._plan, violations)
 
-    def _end(self, opened: Opened, run: Run, reports: list[Report]) -> None:
-        """Report first, while the techniques still hold what they counted; then release everything."""
-        memory = {"held_bytes_at_end": held_bytes(t.held_tensors() for t in opened.techniques.values())}
+    def _end(self, opened: Opened, run: Run, begun: Mapping[str, Technique], reports: list[Report]) -> None:
+        """Report while the techniques still hold what they counted; then release everything, whatever fails."""
+        evidence, failures = gather_evidence(begun)
+        held = {"held_bytes_at_end": _held(begun, failures)}
         report = run_report(
-            self._plan, run, opened.techniques, versions=self._versions, first_run=not self._ran
+            self._plan, run, begun, evidence, versions=self._versions, first_run=not self._ran
         )
-        self._ran = True
-        failures = each(opened.techniques, lambda technique: technique.end())
-        opened.family.release(opened.components)
-        memory["held_bytes"] = held_bytes(t.held_tensors() for t in opened.techniques.values())
-        reports.append(Report({**report, "memory": {**memory, **peak_bytes()}}))
+        self._ran = self._ran or bool(run.calls)
+        try:
+            failures += each(begun, lambda technique: technique.end())
+        finally:
+            opened.family.release(opened.components)
+            held["held_bytes"] = _held(begun, failures)
+            reports.append(Report({**report, "memory": {**held, **peak_bytes()}}))
         if failures:
             raise fault_of(self._plan, failures, "end of run")
+
+
+def gather_evidence(
+    techniques: Mapping[str, Technique],
+) -> tuple[dict[str, Mapping[str, Any]], list[tuple[str, Exception]]]:
+    """What each technique shows beside its counters, and which of them failed to."""
+    evidence: dict[str, Mapping[str, Any]] = {}
+    failures: list[tuple[str, Exception]] = []
+    for name, technique in techniques.items():
+        try:
+            evidence[name] = dict(technique.evidence())
+        except Exception as error:
+            evidence[name] = {"evidence_failed": f"{type(error).__name__}: {error}"}
+            failures.append((name, error))
+    return evidence, failures
+
+
+def _held(techniques: Mapping[str, Technique], failures: list[tuple[str, Exception]]) -> int:
+    """Bytes that the techniques hold; one that cannot say adds to the failures."""
+    groups = []
+    for name, technique in techniques.items():
+        try:
+            groups.append(tuple(technique.held_tensors()))
+        except Exception as error:
+            failures.append((name, error))
+    return held_bytes(groups)
+
+
+def _state_before(error: BaseException) -> str:
+    return "refused" if isinstance(error, Refused) else "aborted"
 
 
 def _violation(code: str, reason: str, who: str) -> Violation:

@@ -13,27 +13,12 @@ from typing import Any
 
 from attrs import frozen
 
+from wf_core.vocabulary import SEAMS
+
+__all__ = ["SEAMS", "Claim", "Handler", "Seams", "Site"]
+
 Handler = Callable[..., Any]
 """``handler(inner, site, *args)``: ``inner(*args)`` is the next layer, or the stock computation."""
-
-SEAMS: dict[str, str] = {
-    "guidance": "the conditional and unconditional calls of one step; args: kwargs mapping of the call -> sample",
-    "denoiser": "one transformer call; args: kwargs mapping of the call -> sample",
-    "stack": "all blocks; args: hidden_states [B, L, D] -> hidden_states [B, L, D]",
-    "block": "one main transformer block (not a control block); args: hidden_states [B, L, D] -> [B, L, D]",
-    "branch": "self-attention, cross-attention or feed-forward before its gate; args: x [B, L, D] -> [B, L, D]",
-    "attention": "args: query, key, value [B, L, H, D], mask or None -> [B, L, H, D]",
-    "norm_modulate": "args: norm, x [B, L, D], scale, shift (None where the model has none) -> [B, L, D]",
-    "gated_residual": "args: x, out [B, L, D], gate (None where the model has none) -> [B, L, D]",
-    "linear": "a named linear layer; args: x [..., in] -> [..., out]",
-    "rope": "args: query, key [B, L, H, D], (cos, sin) -> (query, key)",
-    "modulation": "time embedding and projection, read only; args: temb, timestep_proj -> None",
-    "vae.decode": "args: latents [B, C, T, H, W], de-normalised -> video [B, 3, F, H, W] in [-1, 1]",
-    "vae.encode": "args: video [B, 3, F, H, W] -> latent distribution",
-    "placement": "where modules live; args: component name, module -> None, once at session start",
-    "scheduler": "read only: step index, total, timesteps; args: timesteps -> None, once per run",
-}
-
 
 @frozen
 class Site:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from wf_core import driver, open_sessions
-from wf_core.blame import fault_of
-from wf_core.errors import BaseModified, Busy
+from wf_core.blame import fault_of, plugin_of
+from wf_core.errors import BadInput, BaseModified, Busy, PluginFault
+from wf_core.facts.run import run_facts
 from wf_core.family import CallPlan, Schedule
-from wf_core.fingerprint import fingerprint
-from wf_core.guard import ProcessState
+from wf_core.guard import process_global
 from wf_core.memory import held_bytes
 from wf_core.opening import Opened, close_all, open_copy
 from wf_core.report import Report, pending_report
 from wf_core.resolve import rejudge
 from wf_core.runner import Runner, refuse
+from wf_core.witness import Witness
 
 if TYPE_CHECKING:
     from wf_core.host import Host
@@ -57,25 +59,27 @@ class Session:
         self.model: Any = None
         self.closed = False
         self._host = host
-        self._base = base
-        self._contents = contents
         self._busy = threading.Lock()
         self._pending = pending_report(plan, host.versions)
         self._token = open_sessions.acquire(self, exclusive=_is_process_global(plan), wait=wait)
+        self._dropped = weakref.finalize(self, open_sessions.give_back, self._token)
         try:
-            self._open(extra or {}, facts or {})
+            self._open(base, contents, extra or {}, facts or {})
         except BaseException:
-            open_sessions.release(self, self._token)
+            self._leave()
             raise
 
-    def _open(self, extra: Mapping[str, Technique], facts: Mapping[str, Any]) -> None:
+    def _open(
+        self, base: Any, contents: bool, extra: Mapping[str, Technique], facts: Mapping[str, Any]
+    ) -> None:
         keys = {f"request.{key}": value for key, value in self.plan.host_keys_dict().items()}
-        known = self._host.facts(self._base).with_(keys, source="request").with_(facts, source="the caller")
+        known = self._host.facts(base).with_(keys, source="request").with_(facts, source="the caller")
         refuse(self.plan, rejudge(self.plan, known))
-        self._process_before = ProcessState.capture()
-        self._base_before = fingerprint(self._base, contents=self._contents)
+        self._witness: Witness | None = Witness(base, contents=contents)
+        self._settings = ExitStack()
         try:
-            opened = open_copy(self._host, self._base, self.plan, known, extra)
+            opened = open_copy(self._host, base, self.plan, known, extra)
+            self._settings.enter_context(process_global(_process_settings(self.plan, opened)))
         except BaseException:
             self._verify()
             raise
@@ -107,7 +111,7 @@ class Session:
         arguments = driver.bind(stock, args, kwargs)
         with self._one_at_a_time() as opened:
             plan = opened.family.plan_call(self.pipe, arguments)
-            with self._runner.running(plan, self.reports, regular=True) as run:
+            with self._runner.running(plan, self.reports) as run:
                 result = stock(*args, **kwargs)
                 if getattr(self.pipe, "_interrupt", False):
                     run.state = "interrupted"
@@ -126,15 +130,17 @@ class Session:
 
         ``timesteps`` is the schedule, if it is known beforehand; ``branches`` is the number of transformer calls per
         step for drivers that enter no ``cache_context`` (one branch, called ``cond``, unless told otherwise). Other
-        keywords become ``run.*`` facts.
+        keywords become ``run.*`` facts. Raises ``BadInput`` for a keyword that is no such fact.
         """
+        if branches not in (1, 2):
+            raise BadInput(f"branches={branches!r}: a step has one transformer call, or two with guidance")
         steps = tuple(float(t) for t in timesteps)
+        told = {"num_inference_steps": num_inference_steps or len(steps) or None, **facts}
+        known = {name: fact.value for name, fact in run_facts(told).items()} | {"run.branches": branches}
         with self._one_at_a_time() as opened:
             expert = next(iter(opened.family.roots(opened.components)))
-            known = {"run.num_inference_steps": num_inference_steps or len(steps), "run.branches": branches}
-            known |= {f"run.{key}": value for key, value in facts.items()}
             plan = CallPlan(Schedule(steps, (expert,) * len(steps)), branches, known)
-            with self._runner.running(plan, self.reports, regular=False) as run:
+            with self._runner.running(plan, self.reports) as run:
                 yield run
 
     @contextmanager
@@ -169,17 +175,25 @@ class Session:
     def _close(self) -> None:
         opened, self._opened, self.closed = self._opened, None, True
         assert opened is not None
-        failures = close_all(opened.techniques)
+        failures: list[tuple[str, Exception]] = []
         try:
-            self._let_go(opened)
-            self._verify()
+            try:
+                failures = close_all(opened.techniques)
+            finally:
+                self._let_go(opened)
+                self._verify()
+        except BaseModified as modified:
+            for name, error in failures:
+                modified.add_note(f"feature {name!r} also failed to close: {type(error).__name__}: {error}")
+            raise
         finally:
-            open_sessions.release(self, self._token)
+            self._leave()
         if failures:
             raise fault_of(self.plan, failures, "close")
 
     def _let_go(self, opened: Opened) -> None:
         """Cut what ties copy, wiring and session together, so that reference counts free the copy."""
+        opened.family.uninstall(opened.components)
         opened.wiring.close()
         self._runner.close()
         if self.pipe is not None:
@@ -187,19 +201,21 @@ class Session:
         self.pipe = self.model = None
 
     def _verify(self) -> None:
-        """Compare base and process with what they were; put the process back."""
-        now = fingerprint(self._base, contents=self._contents)
-        differences = self._base_before.diff(now, run_state=False)
-        changed = self._process_before.diff(ProcessState.capture())
-        if changed:
-            self._process_before.restore()
-        self._base = None
-        if not differences and not changed:
+        """Compare base and process with what they were. Raises ``BaseModified`` if this session was alone."""
+        self._settings.close()
+        witness, self._witness = self._witness, None
+        assert witness is not None
+        differences = witness.differences(restore=not self.overlapped)
+        if not differences:
             return
         if not self.overlapped:
-            raise BaseModified(differences + changed, tuple(sorted({f.plugin for f in self.plan.features})))
-        note = {"differences": differences + changed, "overlapped": sorted(self.overlapped)}
+            raise BaseModified(differences, tuple(sorted({f.plugin for f in self.plan.features})))
+        note = {"differences": differences, "overlapped": sorted(self.overlapped)}
         self.reports[-1:] = [Report({**self.report, "unattributed": [note]})]
+
+    def _leave(self) -> None:
+        self._dropped.detach()
+        open_sessions.release(self, self._token)
 
     def __enter__(self) -> Session:
         return self
@@ -208,6 +224,19 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _process_settings(plan: Plan, opened: Opened) -> dict[str, Any]:
+    """The settings that techniques ask for; asking without having declared it is the plugin's fault."""
+    settings: dict[str, Any] = {}
+    for name, technique in opened.techniques.items():
+        asked = technique.process_settings()
+        if asked and not _is_process_global(plan):
+            raise PluginFault(
+                plugin_of(plan, name), "activation", f"{name!r} sets process-wide state undeclared"
+            )
+        settings.update(asked)
+    return settings
 
 
 def _is_process_global(plan: Plan) -> bool:

@@ -1,7 +1,8 @@
 """What a plugin's hook returns: the base classes of techniques, one per kind that the host can run.
 
 A technique is built once per session and lives as long as it. Its handlers are bound into the seams; the host opens
-and closes each run around it. A technique must raise ``Ineligible`` for a call that it cannot serve, and must not
+and closes each run around it. A technique raises ``Ineligible`` for a call that it cannot serve: the host then fails
+the run, or, with ``on_ineligible="dense"``, counts a fallback and computes that call by the stock code. It must not
 catch out-of-memory.
 """
 
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wf_core.counters import FeatureCounters
-from wf_core.errors import Ineligible
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,6 @@ class Technique:
     """The common part: life cycle, counters, and the handlers for the seams that the manifest declares."""
 
     counters: FeatureCounters
-    dense_on_ineligible: bool = False
-    """Set by the host from ``on_ineligible``: a call that is not eligible runs the stock computation, counted."""
 
     def handlers(self) -> Mapping[str, Handler]:
         """Seam name -> ``handler(inner, site, *args)``. Only seams that the manifest declares are accepted."""
@@ -38,6 +36,13 @@ class Technique:
 
     def prepare(self, components: Mapping[str, Any]) -> None:
         """Called once, before the seams are bound, with the session's own copies of the components by name."""
+
+    def process_settings(self) -> Mapping[str, Any]:
+        """Process-wide settings to hold while the session is open, by the names of ``wf_core.guard.GLOBAL_SETTERS``.
+
+        Needs the effect ``process-global``: the session then has the process to itself.
+        """
+        return {}
 
     def check(self, run: RunView) -> Iterable[str]:
         """Reasons, one sentence each, why this run cannot be served. Called before the first model call."""
@@ -88,13 +93,7 @@ class AttentionProvider(Technique, ABC):
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
         self.counters.add("attempts")
-        try:
-            out = self.attend(query, key, value, mask)
-        except Ineligible as why:
-            if not self.dense_on_ineligible:
-                raise
-            self.counters.fall_back("attention", str(why))
-            return inner(query, key, value, mask)
+        out = self.attend(query, key, value, mask)
         self.counters.add("successes")
         return out
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from wf_core.errors import BadInput
 from wf_core.names import did_you_mean
-from wf_core.values import show
+from wf_core.values import freeze, show
 
 _MISSING = object()
 
@@ -52,9 +53,28 @@ class Table:
         """A whole number."""
         return int(self._typed(key, int, "a whole number", default))
 
+    def whole_or_none(self, key: str, least: int) -> int | None:
+        """A whole number not below ``least``, None where the key is absent."""
+        value = self._typed(key, int, "a whole number", None)
+        if value is not None and value < least:
+            self.fail(f"{key} must be {least} or more, got {value}")
+        return None if value is None else int(value)
+
+    def number_or_none(self, key: str) -> int | float | None:
+        """A finite number, None where the key is absent."""
+        value = self.raw(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and math.isfinite(value)):
+            self.fail(f"{key} must be a finite number, got {show(value)}")
+        return value if is_number else None
+
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
         return bool(self._typed(key, bool, "true or false", default))
+
+    def items(self, key: str) -> tuple[Any, ...]:
+        """A list of anything, frozen; empty when absent."""
+        return tuple(freeze(self._typed(key, list, "a list", ())))
 
     def texts(self, key: str, default: Any = ()) -> tuple[str, ...]:
         """A list of texts."""

@@ -64,6 +64,7 @@ class Wiring:
         self._closed = True
         self.run = None
         self.seams = Seams()
+        self.begin_schedule = _no_schedule
 
     def _open_run(self) -> Run:
         if self._closed:

@@ -63,14 +63,11 @@ class PresetFile:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Everything shipped. ``fitted`` and ``borrowed`` map a model id to a preset or loan per signal; ``preferred`` is
-    the signal that a calibration found to be the better one.
-    """
+    """Everything shipped. ``fitted`` and ``borrowed`` map a model id to a preset or loan per signal."""
 
     presets: Mapping[str, Preset]
     fitted: Mapping[str, Mapping[str, Preset]]
     borrowed: Mapping[str, Mapping[str, Loan]]
-    preferred: Mapping[str, str]
 
 
 @cache
@@ -78,12 +75,8 @@ def catalogue() -> Catalogue:
     """The shipped presets, read once per process."""
     data = json.loads((HERE / "presets.json").read_text(encoding="utf-8"))
     presets = {record["id"]: _preset(record) for record in data["presets"]}
-    preferred: dict[str, str] = {}
     for path in sorted((HERE / "calibrated").glob("*.json")):
-        file = read_file(path)
-        for preset in file.presets.values():
-            presets[preset.id] = preset
-            preferred.update(dict.fromkeys(preset.models, file.signal))
+        presets |= {preset.id: preset for preset in read_file(path).presets.values()}
     fitted = {
         model: {signal: presets[name] for signal, name in row.items()}
         for model, row in data["fitted"].items()
@@ -92,7 +85,7 @@ def catalogue() -> Catalogue:
         model: {signal: Loan(loan["preset"], loan["threshold"], loan["by"]) for signal, loan in row.items()}
         for model, row in data["borrowed"].items()
     }
-    return Catalogue(presets, fitted, borrowed, preferred)
+    return Catalogue(presets, fitted, borrowed)
 
 
 def read_file(path: Path) -> PresetFile:

@@ -124,7 +124,7 @@ def _known(model: str, wanted: str | None, facts: Facts) -> _Choice:
             f"teacache: no preset is known for model id {model!r}; give coefficients (the highest degree first), or "
             "preset=FILE as written by `wf calibrate teacache`"
         )
-    order = (wanted,) if wanted else (shipped.preferred.get(model, SIGNALS[0]), *SIGNALS)
+    order = (wanted,) if wanted else SIGNALS
     for signal in order:
         if signal in fitted:
             preset = fitted[signal]

@@ -60,11 +60,8 @@ def command(
     Everything is checked before a weight is read: the request, the paths, the sizes. On a refusal nothing is written.
     """
     from wf_core.host import Host
-    from wf_core.media import check_clip_path, check_output_path
 
-    check_clip_path(out)
-    if report_path is not None:
-        check_output_path(report_path)
+    check_outputs(out, report_path)
     host = Host.discover()
     request = collect_settings(settings, load_json)
     defaults = model_defaults(host, model)
@@ -77,6 +74,27 @@ def command(
     )  # fmt: skip
     written = save(result, out, report_path, fps or float(defaults.get("fps", 16)))
     show(result, written, as_json)
+
+
+def sheet_path(out: Path) -> Path:
+    """Where the contact sheet of a clip goes: beside it."""
+    return out.with_suffix(".png")
+
+
+def check_outputs(out: Path, report_path: Path | None) -> None:
+    """Refuse paths that cannot be written, or that overwrite each other; creates nothing."""
+    from wf_core.errors import BadInput
+    from wf_core.media import check_clip_path, check_output_path, require_writers
+
+    check_clip_path(out)
+    check_output_path(sheet_path(out))
+    if report_path is not None:
+        check_output_path(report_path)
+        if report_path.absolute() in (out.absolute(), sheet_path(out).absolute()):
+            raise BadInput(
+                f"--report {report_path} would overwrite the clip or its contact sheet; choose another name"
+            )
+    require_writers()
 
 
 def model_defaults(host: Host, model: str) -> Mapping[str, Any]:
@@ -108,7 +126,7 @@ def save(result: Mapping[str, Any], out: Path, report_path: Path | None, fps: fl
     """Write clip, contact sheet and report; the paths written, by what they are."""
     from wf_core.media import write_clip, write_contact_sheet, write_text
 
-    sheet = out.with_suffix(".png")
+    sheet = sheet_path(out)
     write_clip(result["frames"], out, fps)
     write_contact_sheet(result["frames"], sheet)
     written = {"clip": str(out), "contact_sheet": str(sheet)}
