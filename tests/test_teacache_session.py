@@ -105,6 +105,56 @@ def test_branches_may_disagree_where_the_signal_does(host, base):
     assert ran["uncond"] == vector["expected"]["uncond_compute"]
 
 
+@pytest.mark.parametrize("static", [True, False], ids=["static", "live"])
+@pytest.mark.parametrize("force", [False, True], ids=["free", "forced"])
+def test_a_step_that_the_host_forces_starts_the_sum_anew(host, base, force, static):
+    """tea.force: from step 2 on the latents have another size, so that nothing that was kept fits that step."""
+    vector = vectors.vector("tea.force")
+    row = {**vector["inputs"], "retain_first": 1, "retain_last": 1}
+    (forced,) = row["forced"]
+    timesteps = timesteps_for(host, base, row["d"], "e")
+    known = {"timesteps": timesteps} if static else {"num_inference_steps": len(timesteps)}
+    ran = []
+    with host.session(base, request_of(row, row["preset"], "e")) as session:
+        with session.run(**known):
+            for index, timestep in enumerate(timesteps):
+                height = 12 if force and index >= forced else 8
+                with BlockCalls(session.model) as seen, session.model.cache_context("cond"):
+                    session.model(**models.w_inputs(seed=index, height=height, timestep=timestep))
+                if seen.count:
+                    ran.append(index)
+        account = session.report["steps"]["cache"]["branches"]["transformer/cond"]
+    assert ran == vector["expected"]["compute_with_force" if force else "compute_without_force"]
+    assert account["computed"] == ran
+    assert (account["reasons"][str(forced)] == "geometry-changed") == force
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "live"])
+@pytest.mark.parametrize(("mode", "signal"), [("no_ret", "e"), ("ret", "e0")])
+def test_retained_steps_are_counted_in_solver_steps_and_not_in_calls(host, base, mode, signal, static):
+    """tea.counter: twelve steps of two branches; nothing but the retained steps reaches the threshold."""
+    vector = vectors.vector("tea.counter")
+    total, branches = vector["inputs"]["N"], ("cond", "uncond")
+    timesteps = tuple(float(t) for t in range(990, 990 - 10 * total, -10))
+    algorithm = {"algorithm": "teacache", "coefficients": [1.0, 0.0], "signal": signal, "threshold": 100.0}
+    known = {"timesteps": timesteps} if static else {"num_inference_steps": total}
+    calls = []
+    with host.session(base, {"feature_cache": algorithm}) as session:
+        with session.run(**known, branches=2):
+            for index, timestep in enumerate(timesteps):
+                for branch in branches:
+                    with BlockCalls(session.model) as seen, session.model.cache_context(branch):
+                        session.model(**models.w_inputs(seed=index, timestep=timestep))
+                    calls.append(seen.count)
+        accounts = session.report["steps"]["cache"]["branches"]
+    assert len(calls) == 2 * total
+    expected = vector["expected"]
+    assert [number for number, count in enumerate(calls) if count] == expected[f"{mode}_forced_calls"]
+    assert [accounts[f"transformer/{branch}"]["computed"] for branch in branches] == [
+        expected[f"{mode}_forced_steps"]
+    ] * 2
+
+
 def test_a_skipped_step_adds_the_residual_of_the_last_computed_one(host, base):
     """tea.reuse, on the real stack: what enters the head is the input plus the kept residual."""
     timesteps = (900.0, 890.0, 100.0)
@@ -139,6 +189,18 @@ def test_two_experts_keep_separate_state(host):
         "transformer_2/cond": [3, 9],
         "transformer_2/uncond": [3, 9],
     }
+
+
+def test_a_stack_that_cannot_be_opened_is_refused_when_the_session_opens(host, base, monkeypatch):
+    """An untested source of the stock forward: the reason is the family's, and nothing of the base is touched."""
+    from wf_plugin_wan import source
+
+    monkeypatch.setitem(source.TESTED, "WanTransformer3DModel", frozenset())
+    request = {"feature_cache": {"algorithm": "teacache", "coefficients": [1.0, 0.0]}}
+    with pytest.raises(Refused, match=r"WF-S001.*untested diffusers version"):
+        host.session(base, request)
+    with host.session(base, {"attention_backend": "sdpa"}):
+        pass
 
 
 def test_without_a_preset_or_coefficients_it_is_refused(host, base):

@@ -6,13 +6,14 @@ import json
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
 from support import models
 from wf_core.checkpoints import load_pipeline
+from wf_plugin_model_tiny_wan import clips
+from wf_plugin_model_tiny_wan.score import score_clips
 
 PROMPT = "a red 3 moving left"
 
@@ -30,11 +31,25 @@ def pipe(host):
 
 @pytest.fixture(scope="module")
 def latents(pipe):
-    """De-normalised latents of a short run: what the pipeline hands to its VAE, ``[1, 16, 5, 16, 16]``."""
-    config = pipe.vae.config
-    latents = pipe(**arguments(steps=6, output_type="latent")).frames
-    mean = torch.tensor(config.latents_mean).view(1, -1, 1, 1, 1)
-    return latents * torch.tensor(config.latents_std).view(1, -1, 1, 1, 1) + mean
+    """What a pipeline hands to its VAE for a real clip of 13 frames, ``[1, 16, 4, 16, 16]``: the clip, encoded."""
+    images, labels = clips.load_styles()
+    video = clips.render(clips.sample_clips(images, labels, 1, torch.Generator().manual_seed(3)))[:, :, :13]
+    with torch.no_grad():
+        return pipe.vae.encode(video * 2 - 1).latent_dist.mode()
+
+
+@pytest.fixture(scope="module")
+def decoded(pipe, latents):
+    """The stock decode of ``latents``."""
+    with torch.no_grad():
+        return pipe.vae.decode(latents).sample
+
+
+@pytest.fixture(scope="module")
+def denoised(pipe):
+    """The stock latents of a run of one step: the arguments of the backends' runs."""
+    with torch.no_grad():
+        return pipe(**arguments(steps=1, output_type="latent")).frames
 
 
 def arguments(steps=2, **more):
@@ -42,7 +57,7 @@ def arguments(steps=2, **more):
         "prompt": PROMPT,
         "height": 128,
         "width": 128,
-        "num_frames": 17,
+        "num_frames": 5,
         "num_inference_steps": steps,
         "guidance_scale": 3.0,
         "generator": torch.Generator().manual_seed(0),
@@ -67,51 +82,47 @@ def test_an_empty_session_is_bit_identical(host, pipe, dtype):
         assert torch.equal(session.pipe(**arguments()).frames, stock)
 
 
-def decode(host, pipe, request, latents):
-    with host.session(pipe, request) as session:
-        with session.run():
-            return session.pipe.vae.decode(latents).sample
+def psnr_at_least(bound):
+    return lambda ours, stock: bound <= psnr(ours, stock) < math.inf
 
 
-WITHIN = {
-    "chunk 2": (
-        {"vae_temporal_chunk_size": 2},
-        lambda ours, stock: float((ours - stock).abs().max()) <= 1e-5,
-    ),
+VAE_FEATURES = {
+    "chunk 2": ({"vae_temporal_chunk_size": 2}, lambda ours, stock: (ours - stock).abs().max() <= 1e-5),
     "chunk 1": ({"vae_temporal_chunk_size": 1}, torch.equal),
     "channels last": ({"vae_channels_last_3d": True}, torch.equal),
-    "autocast bf16": (
-        {"vae_decode_autocast": "bf16"},
-        lambda ours, stock: 40 <= psnr(ours, stock) < math.inf,
-    ),
-    "autocast fp16": (
-        {"vae_decode_autocast": "fp16"},
-        lambda ours, stock: 60 <= psnr(ours, stock) < math.inf,
-    ),
+    "autocast bf16": ({"vae_decode_autocast": "bf16"}, psnr_at_least(40)),
+    "autocast fp16": ({"vae_decode_autocast": "fp16"}, psnr_at_least(60)),
     "tiles": (
         {"vae_spatial_tiling": True, "vae_tile_size": [12, 12], "vae_tile_stride": [6, 6]},
-        lambda ours, stock: 35 <= psnr(ours, stock) < math.inf,
+        psnr_at_least(35),
     ),
     "one tile": ({"vae_spatial_tiling": True}, torch.equal),
 }
 
 
-@pytest.mark.parametrize("name", WITHIN)
-def test_vae_features_keep_their_stated_tolerance_on_trained_weights(host, pipe, latents, name):
-    request, within = WITHIN[name]
-    stock = pipe.vae.decode(latents).sample
-    ours = decode(host, pipe, request, latents)
-    assert within(ours, stock), psnr(ours, stock)
+@pytest.mark.parametrize("name", VAE_FEATURES)
+def test_vae_features_keep_their_stated_tolerance_on_trained_weights(host, pipe, latents, decoded, name):
+    """Within the tolerance, and by the feature's own work: the stock decode alone would be within it too."""
+    request, within = VAE_FEATURES[name]
+    with host.session(pipe, request) as session:
+        with session.run():
+            ours = session.pipe.vae.decode(latents).sample
+        (claim,) = session.report["effective"].values()
+    assert within(ours, decoded), psnr(ours, decoded)
+    evidence = claim["evidence"]
+    assert evidence["attempts"] == 1
+    assert evidence.get("successes", 0) == (0 if name == "one tile" else 1)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "math", "torch_flash", "flex"])
-def test_attention_backends_agree_on_trained_weights(host, pipe, backend):
-    stock = pipe(**arguments(output_type="latent")).frames
+def test_attention_backends_agree_on_trained_weights(host, pipe, denoised, backend):
     with host.session(pipe, {"attention_backend": backend}) as session:
-        ours = session.pipe(**arguments(output_type="latent")).frames
+        ours = session.pipe(**arguments(steps=1, output_type="latent")).frames
         (claim,) = session.report["effective"].values()
     assert claim["state"] == "effective"
-    error = float((ours - stock).norm() / stock.norm())
+    layers = pipe.transformer.config.num_layers
+    assert claim["evidence"]["attempts"] == claim["evidence"]["successes"] == 2 * 2 * layers
+    error = float((ours - denoised).norm() / denoised.norm())
     assert error == 0.0 if backend == "sdpa" else error <= 1e-4, error
 
 
@@ -121,9 +132,7 @@ def test_the_demo_command_makes_a_clip_a_sheet_and_an_honest_report(tmp_path):
         sys.executable, "-m", "wf_core", "run", "tiny-wan", "--prompt", PROMPT, "-s", "feature_cache=teacache",
         "-s", "vae_temporal_chunk_size=2", "--out", "demo/clip.mp4", "--report", "demo/report.json",
     ]  # fmt: skip
-    started = time.perf_counter()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "demo").iterdir()} == {"clip.mp4", "clip.png", "report.json"}
     report = json.loads((tmp_path / "demo/report.json").read_text())
@@ -135,14 +144,11 @@ def test_the_demo_command_makes_a_clip_a_sheet_and_an_honest_report(tmp_path):
     assert cache["computed"] + cache["skipped"] == 60
     assert cache["skipped"] >= 20
     assert "computed" in done.stdout and "skipped" in done.stdout
-    assert seconds < 60
     assert_the_clip_shows_the_prompt(tmp_path / "demo/clip.mp4")
 
 
 def assert_the_clip_shows_the_prompt(path):
     import imageio.v3 as iio
-
-    from wf_plugin_model_tiny_wan.score import score_clips
 
     frames = torch.from_numpy(iio.imread(path)).float() / 255
     assert frames.shape == (17, 128, 128, 3)

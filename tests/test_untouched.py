@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -68,7 +69,18 @@ def test_every_installed_combination_leaves_the_base_and_the_process_untouched(h
     assert_next_request_is_right(pipe, arguments, plain)
 
 
-PLACES = ["build", "activation", "begin", "first-step", "middle-step", "attention", "decode", "evidence", "end", "close"]
+PLACES = [
+    "build",
+    "activation",
+    "begin",
+    "first-step",
+    "middle-step",
+    "attention",
+    "decode",
+    "evidence",
+    "end",
+    "close",
+]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -156,12 +168,53 @@ def test_writing_to_a_weight_of_the_base_is_an_error_that_names_the_plugin(host,
             weight.sub_(1.0)
 
 
-def test_a_process_wide_change_is_undone_and_named(host, pipe):
-    session = host.session(pipe, {"attention_backend": "math"})
-    torch.backends.cuda.enable_math_sdp(False)
-    with pytest.raises(BaseModified, match="math"):
+CHANGES = {
+    "flag": ("math", torch.backends.cuda.math_sdp_enabled, True),
+    "variable": ("CHAOS_WAS_HERE", lambda: os.environ.get("CHAOS_WAS_HERE"), None),
+    "grad": ("grad_mode", torch.is_grad_enabled, True),
+}
+
+
+@pytest.mark.parametrize("place", ["activation", "begin", "end", "close"])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_process_wide_change_of_a_plugin_is_undone_and_named(host_with, pipe, arguments, kind, place):
+    told, read, before = CHANGES[kind]
+    host = host_with(write_chaos)
+    session = host.session(pipe, {"chaos": {"at": place, "kind": kind}})
+    session.pipe(**models.fresh(arguments))
+    with pytest.raises(BaseModified, match=told) as caught:
         session.close()
-    assert torch.backends.cuda.math_sdp_enabled()
+    assert caught.value.plugins == ("fusion-chaos",)
+    assert read() == before
+
+
+def test_what_the_user_sets_while_a_session_is_open_is_the_users(host, pipe, arguments, monkeypatch):
+    with torch.no_grad():
+        session = host.session(pipe, {"attention_backend": "math"})
+    session.pipe(**models.fresh(arguments))
+    monkeypatch.setenv("OF_THE_USER", "1")
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        session.close()
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert os.environ["OF_THE_USER"] == "1"
+        assert torch.is_grad_enabled()
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+
+
+def test_patching_a_class_is_an_error_that_names_class_and_plugin(host_with, pipe, arguments):
+    host = host_with(write_chaos)
+    block = type(pipe.transformer.blocks[0])
+    stock = block.forward
+    session = host.session(pipe, {"chaos": {"at": "activation", "kind": "class"}})
+    try:
+        with pytest.raises(BaseModified, match=r"WanTransformerBlock: forward") as caught:
+            session.close()
+    finally:
+        block.forward = stock
+        del block.forward_of_before
+    assert caught.value.plugins == ("fusion-chaos",)
 
 
 def test_a_refusal_at_the_begin_of_a_run_makes_no_model_call(host, pipe):

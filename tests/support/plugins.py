@@ -45,9 +45,9 @@ doc = "never, import, build, activation, begin, first-step, middle-step, attenti
 [[feature.option]]
 name = "kind"
 type = "choice"
-choices = ["error", "ineligible", "interrupt"]
+choices = ["error", "ineligible", "interrupt", "flag", "variable", "grad", "class"]
 default = "error"
-doc = "What is raised."
+doc = "What is raised, or what is changed instead: an SDPA flag, a variable, the grad mode, a class."
 
 [[feature]]
 name = "bystander"
@@ -103,6 +103,8 @@ doc = "Raise at a place."
 CHAOS_CODE = """
 import os
 
+import torch
+
 from wf_core.api import Ineligible, Technique, hookimpl
 
 if os.environ.get("CHAOS_AT") == "import":
@@ -146,7 +148,17 @@ class Chaos(Technique):
             raise RuntimeError("chaos at build")
 
     def _raise_at(self, place):
-        if self.at == place:
+        if self.at == place and self.kind == "flag":
+            torch.backends.cuda.enable_math_sdp(False)
+        elif self.at == place and self.kind == "variable":
+            os.environ["CHAOS_WAS_HERE"] = "1"
+        elif self.at == place and self.kind == "grad":
+            torch._C._set_grad_enabled(False)
+        elif self.at == place and self.kind == "class":
+            block = type(self.components["transformer"].blocks[0])
+            block.forward_of_before = block.forward
+            block.forward = lambda self, *args, **kwargs: self.forward_of_before(*args, **kwargs) * 1.5
+        elif self.at == place:
             kind = {"error": RuntimeError, "ineligible": Ineligible, "interrupt": KeyboardInterrupt}[self.kind]
             raise kind("chaos at " + place)
 
@@ -155,6 +167,7 @@ class Chaos(Technique):
         return {}
 
     def prepare(self, components):
+        self.components = components
         self._raise_at("activation")
 
     def begin(self, run):

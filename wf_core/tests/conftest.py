@@ -53,8 +53,6 @@ kind = "model-family"
 [family]
 name = "toy"
 transformer_classes = { ToyTransformer = "toy", ToyVaceTransformer = "toy-vace" }
-vae_classes = ["ToyVae"]
-pipelines = { ToyPipeline = "text-to-video" }
 seams = ["guidance", "denoiser", "stack", "block", "attention", "vae.decode"]
 
 [family.facts]
@@ -67,6 +65,9 @@ seams = ["guidance", "denoiser", "stack", "block", "attention", "vae.decode"]
 "vae.spatial_factor" = { from = "vae.scale_factor_spatial", default = 8 }
 "vae.temporal_factor" = { from = "vae.scale_factor_temporal", default = 4 }
 "model.lossy_attention" = { value = true }
+
+[family.instead]
+vae-tiles = "toy-tiles"
 """
 
 

@@ -20,6 +20,7 @@ from wf_core.vocabulary import HOST_API
 
 from .conftest import Site
 
+PRESET = ["calibrate", "good", "x", "--out", "preset.json"]
 RAISES = "raise RuntimeError('must not be imported')\n"
 
 
@@ -128,11 +129,45 @@ def test_strict_lists_everything_and_ends_with_2(site: Site, wf: Any) -> None:
     assert wf("list-plugins", WF_STRICT="1", WF_BLOCK="cache-twice,cache-invalid").exit_code == 0
 
 
-def test_an_unknown_name_to_block_is_bad_input(site: Site, wf: Any) -> None:
+def test_an_unknown_name_to_block_is_told_beside_the_listing_and_stops_other_commands(
+    site: Site, wf: Any
+) -> None:
     site.cache("cache-good")
-    result = wf("list-plugins", WF_BLOCK="cache-god")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "did you mean cache-good" in result.stderr
+    for strict, code in (("0", 0), ("1", 2)):
+        result = wf("list-plugins", "--json", WF_BLOCK="cache-god", WF_STRICT=strict)
+        assert result.exit_code == code
+        assert [plugin["state"] for plugin in json.loads(result.stdout)["plugins"]] == ["available"]
+        assert "WF_BLOCK names 'cache-god'" in result.stderr
+        assert "did you mean cache-good" in result.stderr
+        assert result.stderr.count("\n") == 1
+    for arguments in (["show", "good"], ["doctor"], ["resolve", "x", "--family", "toy"]):
+        result = wf(*arguments, WF_ONLY="cache-god")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "did you mean cache-good" in result.stderr
+
+
+def test_strict_stops_every_command_while_a_plugin_is_broken(site: Site, wf: Any) -> None:
+    site.family()
+    site.cache("cache-good")
+    site.metadata("gone", "gone = toyplug_gone")
+    for arguments in (["show", "good"], ["resolve", "x", "--family", "toy"], PRESET):
+        result = wf(*arguments, WF_STRICT="1")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("wf: WF_STRICT: gone is broken: ")
+        assert result.stderr.count("\n") == 1
+    assert wf("show", "good").exit_code == 0
+    assert wf("resolve", "x", "--family", "toy", WF_STRICT="1", WF_BLOCK="gone").exit_code == 0
+
+
+def test_the_strict_doctor_tells_what_it_has_found_and_ends_with_2(site: Site) -> None:
+    site.cache("cache-raises", RAISES)
+    done = in_a_process(site, "doctor", "--json", WF_ONLY="cache-raises", WF_STRICT="1")
+    assert done.returncode == 2
+    [plugin] = [p for p in json.loads(done.stdout)["plugins"] if p["name"] == "cache-raises"]
+    assert plugin["state"] == "broken"
+    assert done.stderr.startswith("wf: WF_STRICT: cache-raises is broken: ")
+    assert done.stderr.count("\n") == 1
+    assert in_a_process(site, "doctor", WF_ONLY="cache-raises").returncode == 0
 
 
 def test_no_plugins(wf: Any) -> None:
@@ -175,7 +210,7 @@ def test_resolve_a_directory(site: Site, wf: Any, toy_checkpoint: Path) -> None:
     answer = json.loads(result.stdout)
     assert answer["legal"] is True
     assert answer["plan"]["features"][0]["options"]["threshold"] == 0.5
-    assert {"schema", "legal", "plan", "unknown", "warnings", "not_activatable"} <= set(answer)
+    assert set(answer) == {"schema", "legal", "plan", "unknown", "warnings"}
     assert (
         "good (feature-cache of cache-good)" in wf("resolve", str(toy_checkpoint), "-s", "good=true").stdout
     )
@@ -204,8 +239,11 @@ def test_resolve_refuses_with_every_reason(site: Site, wf: Any, toy_checkpoint: 
     assert [v["code"] for v in answer["violations"]] == ["WF-G001", "WF-G002", "WF-C001"]
     assert result.stderr.count("\n") == 1
     result = wf(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "nearest: 96 or 112" in result.stderr
+    assert result.exit_code == 2
+    assert result.stderr.startswith("wf: refused: WF-G001 height 100 is not a multiple of 16")
+    assert result.stderr.count("\n") == 1
+    for code in ("WF-G001", "WF-G002", "WF-C001"):
+        assert code in result.stdout
 
 
 def test_resolve_a_registered_model_and_an_id(site: Site, wf: Any, toy_checkpoint: Path) -> None:
@@ -224,13 +262,28 @@ def test_resolve_a_registered_model_and_an_id(site: Site, wf: Any, toy_checkpoin
     assert wf("resolve", "/no/such/directory").exit_code == 2
 
 
+def test_resolve_asks_no_plugin_where_a_models_files_are(site: Site, wf: Any) -> None:
+    site.family()
+    text = 'schema = 1\nname = "m"\napi = 1\nkind = "model-source"\n[[model]]\nname = "far"\nfamily = "toy"\n'
+    site.plugin("m", text, RAISES)
+    assert wf("resolve", "far").exit_code == 0
+
+
+def test_a_model_of_no_installed_family_is_refused_by_its_classes(
+    site: Site, wf: Any, toy_checkpoint: Path
+) -> None:
+    site.cache("cache-good")
+    result = wf("resolve", str(toy_checkpoint))
+    assert result.exit_code == 2
+    assert "no installed plugin provides the model family of" in result.stderr
+    assert "ToyTransformer" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["resolve", "x", "--family", "toy", "-s", "nonsense"], "expected KEY=VALUE"),
-        (["resolve", "x", "--family", "toy", "-s", "god=1"], "did you mean good"),
-        (["resolve", "x", "--family", "toy", "-s", "good=NaN"], "finite"),
-        (["resolve", "x", "--family", "toy", "-s", "good=2"], "out of range"),
+        (["resolve", "x", "--family", "toy", "-s", "a=0", "-s", "a=false"], "set twice: 0 and false"),
         (["resolve", "x", "--family", "toy", "--load-json", "/no/such/file"], "cannot be read"),
         (["resolve", "x", "--family", "toy", "--run", "hight=4"], "did you mean height"),
         (["resolve"], "Missing argument"),
@@ -250,8 +303,31 @@ def test_bad_input_is_exit_code_2_without_a_traceback(
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("god=1", "did you mean good"),
+        ("good=NaN", "finite"),
+        ("good=2", "out of range"),
+        ("good=0", "0.0 is out of range"),
+        ("vae_tiles=true", "Use toy_tiles."),
+    ],
+)
+def test_a_refusal_is_one_line_on_stderr_and_all_of_it_on_stdout(
+    site: Site, wf: Any, setting: str, words: str
+) -> None:
+    site.family()
+    site.cache("cache-good")
+    result = wf("resolve", "x", "--family", "toy", "-s", setting)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert words in result.stdout
+    assert result.stderr.startswith("wf: refused: ")
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_fault_of_the_host_is_exit_code_1(wf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(**_: Any) -> None:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr("wf_core.cli.list_plugins.discover", fail)

@@ -150,6 +150,52 @@ def test_b65_left_over_metadata_without_a_name_is_ignored(site: Site) -> None:
     assert states(found(site)) == {"cache-one": "available"}
 
 
+# --- metadata of any other distribution -----------------------------------------------------------------------------
+
+
+def test_a_distribution_that_cannot_be_read_does_not_end_the_listing(site: Site) -> None:
+    site.cache("cache-one")
+    stranger = site.metadata("stranger", "")
+    (stranger / "entry_points.txt").write_bytes(b"[console_scripts]\n\xff\xfe = a:b\n")
+    (site.metadata("folder", "") / "entry_points.txt").mkdir()
+    (site.metadata("unread", "") / "METADATA").write_bytes(b"Name: \xff\n")
+    assert states(found(site)) == {"cache-one": "available"}
+
+
+def test_a_plugin_whose_metadata_is_garbled_is_broken(site: Site) -> None:
+    site.cache("cache-one")
+    entries = site.metadata("wf-plugin-cache-two", "cache-two = toyplug_cache_one") / "entry_points.txt"
+    entries.write_bytes(entries.read_bytes() + b"[other]\n\xff = a\n")
+    fields = site.metadata("wf_plugin_cache_three", "cache-three = toyplug_cache_one", "2.0") / "METADATA"
+    fields.write_bytes(b"Name: \xff\n")
+    assert states(found(site)) == {"cache-one": "available", "cache-two": "broken", "cache-three": "broken"}
+    reasons = {record.name: record.reason for record in found(site).plugins}
+    assert "entry_points.txt is not UTF-8" in reasons["cache-two"]
+    assert "cannot be read" in reasons["cache-three"]
+    three = found(site).plugin("cache-three")
+    assert three is not None
+    assert (three.distribution, three.version) == ("wf_plugin_cache_three", "2.0")
+
+
+def test_a_required_package_with_garbled_metadata_is_not_there(site: Site) -> None:
+    (site.metadata("there", "", version="1.5") / "METADATA").write_bytes(b"Version: \xff\n")
+    site.metadata("odd", "", version="not-a-version")
+    site.cache("cache-a", more='[packages]\nthere = "*"')
+    site.cache("cache-b", more='[packages]\nodd = ">=1"')
+    assert states(found(site)) == {"cache-a": "unavailable", "cache-b": "unavailable"}
+
+
+def test_any_fault_of_reading_a_manifest_is_the_plugins(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise ZeroDivisionError("oh\nno")
+
+    site.cache("cache-one")
+    monkeypatch.setattr("wf_core.discovery.Manifest.load", fail)
+    [record] = found(site).plugins
+    assert record.state == "broken"
+    assert record.reason.endswith("wf-plugin.toml: ZeroDivisionError: oh no")
+
+
 # --- ambiguous -----------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +281,11 @@ def test_b73_an_unknown_name_is_an_error_with_near_matches(site: Site, variable:
         found(site, **{variable: "cache-teacap"})
     with pytest.raises(BadInput, match="dist:wf-plugin-cache-teacup"):
         found(site, **{variable: "dist:wf-plugin-cache-teacap"})
+    tolerant = discover([str(site.folder)], {variable: "cache-teacap"}, tolerant=True)
+    assert "did you mean cache-teacup" in tolerant.problems[0]
+    assert [record.state for record in tolerant.plugins] == [
+        "available" if variable == "WF_BLOCK" else "blocked"
+    ]
 
 
 def test_several_names_with_commas_and_spaces(site: Site) -> None:
@@ -255,6 +306,9 @@ def test_strict_names_broken_and_ambiguous_plugins(site: Site) -> None:
     assert found(site, WF_STRICT="0").strict_faults() == ()
     strict = found(site, WF_STRICT="1")
     assert [record.name for record in strict.strict_faults()] == ["cache-one", "cache-one", "gone"]
+    with pytest.raises(BadInput, match=r"^WF_STRICT: cache-one is ambiguous: .*; gone is broken: "):
+        strict.require_sound()
+    assert found(site).require_sound() == found(site)
 
 
 def test_a_family_is_found_with_its_manifest(site: Site) -> None:

@@ -20,6 +20,7 @@ kind = "vae-decoder"
 [[feature]]
 name = "tiling"
 tier = "exact"
+evidence = [{ counter = "calls", at_least = 1 }]
 [[feature.option]]
 name = "tile_size"
 type = "ints"
@@ -28,6 +29,7 @@ default = [34, 34]
 [[feature]]
 name = "chunking"
 tier = "exact"
+evidence = [{ counter = "calls", at_least = 1 }]
 [[feature.option]]
 name = "frames"
 type = "int"
@@ -35,6 +37,7 @@ min = 1
 [[feature]]
 name = "placement"
 tier = "exact"
+evidence = [{ counter = "calls", at_least = 1 }]
 [[feature.option]]
 name = "mode"
 type = "choice"
@@ -195,6 +198,26 @@ def test_what_is_wrong_with_a_request(
     assert words in problems[0].reason
     assert problems[0].reason.endswith((".", "?"))
     assert involves is None or problems[0].involves == involves
+
+
+def test_zero_is_a_number_and_not_off(catalog: Catalog) -> None:
+    [problem] = parse_request({"alpha": 0}, catalog).problems
+    assert (problem.code, problem.reason) == ("WF-R003", "alpha: 0.0 is out of range, expects 0 < x <= 1.")
+    assert parse_request({"alpha": False}, catalog).demands == ()
+    twice = parse_request({"vae_chunk": 0, "vae-chunk": False}, catalog).problems
+    assert "WF-R004" in [problem.code for problem in twice]
+
+
+def test_the_familys_own_key_is_named_before_a_plugin_to_install(site: Site) -> None:
+    site.family()
+    found = Catalog.of(discover([str(site.folder)], {}))
+    [problem] = parse_request({"vae-tiles": True}, found, "toy").problems
+    assert (problem.code, problem.fix) == ("WF-R009", "Use toy_tiles.")
+    assert [p.code for p in parse_request({"vae-tiles": True}, found, "").problems] == ["WF-R001"]
+    text = VAE_MANIFEST.replace('"vae_tiling"', '"vae_tiles"')
+    site.plugin("vae-toy", text)
+    served = Catalog.of(discover([str(site.folder)], {}))
+    assert parse_request({"vae-tiles": True}, served, "toy").problems == ()
 
 
 def test_all_problems_are_collected(catalog: Catalog) -> None:

@@ -51,7 +51,8 @@ keys = ["Toy-1B"]
 
 def feature(name: str, extra: str = "", kind: str = "fusion", tier: str = 'tier = "exact"') -> str:
     return (
-        f'schema = 1\nname = "{name}"\napi = 1\nkind = "{kind}"\n[[feature]]\nname = "{name}"\n{tier}\n{extra}\n'
+        f'schema = 1\nname = "{name}"\napi = 1\nkind = "{kind}"\n[[feature]]\nname = "{name}"\n{tier}\n'
+        f'evidence = [{{ counter = "calls", at_least = 1 }}]\n{extra}\n'
         f'[[switch]]\nname = "{name}"\nfeature = "{name}"\nform = "feature"\n'
     )
 
@@ -147,6 +148,65 @@ def test_an_unknown_condition_is_judged_again_when_the_fact_is_there(site: Site)
     assert (violation.code, "run.num_inference_steps" in violation.reason) == ("WF-F002", True)
 
 
+NEEDS_CUDA = (
+    '[[feature.condition]]\nfact = "device.type"\neq = "cuda"\nreason = "needs CUDA, this is {value}"\n'
+)
+
+
+def test_what_was_met_at_resolve_is_judged_again_by_what_is_opened_and_called(site: Site) -> None:
+    site.cache("cache-alpha", more=NEEDS_CUDA + PRESET_CONDITION)
+    cuda = MODEL.with_({"device.type": "cuda"})
+    plan = resolve({"alpha": True}, cuda, catalog(site), run={"num_inference_steps": 8})
+    assert plan.features[0].pending == ()
+    assert len(plan.features[0].conditions) == 3
+    assert rejudge(plan, cuda) == ()
+    [violation] = rejudge(plan, MODEL)
+    assert violation.reason == "needs CUDA, this is cpu"
+    [violation] = rejudge(plan, cuda.with_({"model.id": "another"}))
+    assert violation.code == "TOY-1"
+    [violation] = rejudge(plan, cuda.with_({"run.num_inference_steps": 2}), final=True)
+    assert violation.reason == "needs at least 4 steps, got 2"
+    [violation] = rejudge(plan, cuda, final=True)
+    assert violation.code == "WF-F002"
+
+
+def test_a_plan_is_not_for_a_model_of_another_family(site: Site) -> None:
+    site.cache("cache-alpha", more=NEEDS_CUDA)
+    plan = resolve({}, MODEL, catalog(site))
+    [violation] = rejudge(plan, MODEL.with_({"model.family": "wan"}))
+    assert (violation.code, violation.involves) == ("WF-F003", ("family", "wan"))
+    assert "a model of toy" in violation.reason
+    assert rejudge(plan, Facts.of({}, "test")) == ()
+
+
+def test_conditions_do_not_change_the_hash(site: Site) -> None:
+    site.cache("cache-alpha")
+    before = resolve({"alpha": 0.5}, MODEL, catalog(site))
+    path = site.folder / "toyplug_cache_alpha" / "wf-plugin.toml"
+    path.write_text(
+        path.read_text().replace(
+            "[[switch]]",
+            PRESET_CONDITION.split("[table")[0].replace('in_table = "presets"', 'eq = "toy-1b"')
+            + "[[switch]]",
+        )
+    )
+    after = resolve({"alpha": 0.5}, MODEL, catalog(site))
+    assert after.features[0].conditions
+    assert after.hash == before.hash
+
+
+def test_what_works_without_gradients_only_is_refused_in_training(site: Site) -> None:
+    site.plugin("fast", feature("fast", 'effects = ["inference-only"]'))
+    site.plugin("fuse", feature("fuse"))
+    training = MODEL.with_({"model.training": True})
+    found = refusal({"fast": True, "fuse": True}, training, catalog(site))
+    [violation] = found.violations
+    assert (violation.code, violation.involves) == ("WF-C060", ("fast",))
+    plan = resolve({"fast": True}, MODEL.with_({"model.training": False}), catalog(site))
+    assert [violation.code for violation in rejudge(plan, training)] == ["WF-C060"]
+    assert resolve({"fuse": True}, training, catalog(site)).features
+
+
 def test_a_table_is_still_known_when_a_plan_is_judged_again(site: Site) -> None:
     site.cache("cache-alpha", more=PRESET_CONDITION)
     facts = Facts({name: fact for name, fact in MODEL.items() if name != "model.id"})
@@ -185,7 +245,9 @@ def test_a_family_without_a_plugin(site: Site) -> None:
     assert codes(found) == ["WF-M002", "WF-M001"]
     assert "ltx" in found.violations[0].involves
     unknown = Facts.of({"model.classes": ["LtxTransformer"]}, "test")
-    assert "LtxTransformer" in refusal({"alpha": True}, unknown, catalog(site)).violations[0].reason
+    for request in ({"alpha": True}, {}):
+        [violation] = refusal(request, unknown, catalog(site)).violations
+        assert violation.reason == "no installed plugin provides the model family of LtxTransformer."
 
 
 def test_a_feature_for_another_family_or_a_seam_that_is_not_there(site: Site) -> None:
@@ -203,7 +265,9 @@ def test_a_condition_of_the_family(site: Site) -> None:
     path = site.folder / "toyplug_toy" / "wf-plugin.toml"
     condition = '[[family.condition]]\nfact = "model.heads"\nge = 8\nreason = "{value} heads are too few"\n'
     path.write_text(path.read_text() + condition)
-    assert resolve({}, MODEL, catalog(site)).pending == ()
+    here = resolve({}, MODEL, catalog(site))
+    assert here.pending == ()
+    assert [v.code for v in rejudge(here, MODEL.with_({"model.heads": 2}))] == ["WF-M005"]
     found = refusal({}, MODEL.with_({"model.heads": 2}), catalog(site))
     assert codes(found) == ["WF-M005"]
     without = Facts({name: fact for name, fact in MODEL.items() if name != "model.heads"})
@@ -316,11 +380,12 @@ def test_the_core_table_is_sound() -> None:
     names = [rule.code for rule in rules]
     assert len(names) == len(set(names))
     other = [row["code"] for row in data.table("codes")["code"]]
+    assert len(other) == len(set(other))
     assert not set(names) & set(other)
     for rule in rules:
         assert rule.reason.endswith(".")
         assert rule.level in ("forbid", "untested")
-        assert set(rule.pair) <= set(vocabulary())
+        assert {*rule.pair, *filter(None, [rule.effect])} <= set(vocabulary())
 
 
 # --- order and identity --------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def new_run(timesteps: tuple[float, ...] = (), branches: int = 1) -> Run:
         modulation=lambda expert, steps: {},
         now=lambda: None,
     )
-    return Run(view, regular=True)
+    return Run(view)
 
 
 class Opened:

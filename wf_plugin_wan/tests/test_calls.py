@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from diffusers import (
 )
 
 from wf_core.api import CallPlan
-from wf_plugin_wan.calls import plan_call
+from wf_plugin_wan import calls
 from wf_plugin_wan.geometry import count_references, frames_of
 
 CALL = {"prompt": "a red 3", "height": 32, "width": 48, "num_frames": 5, "num_inference_steps": 4}
@@ -26,6 +27,13 @@ CALL = {"prompt": "a red 3", "height": 32, "width": 48, "num_frames": 5, "num_in
 @pytest.fixture(scope="module")
 def t2v(tiny: SimpleNamespace) -> Any:
     return tiny.pipe(WanPipeline, tiny.model("t2v"), tiny.vae())
+
+
+def plan_call(pipe: Any, given: dict[str, Any]) -> CallPlan:
+    """The plan of arguments bound as the host binds them; what the call requires may be missing here."""
+    bound = inspect.signature(pipe.__call__).bind_partial(**given)
+    bound.apply_defaults()
+    return calls.plan_call(pipe, dict(bound.arguments))
 
 
 def plan(pipe: Any, **given: Any) -> CallPlan:

@@ -9,7 +9,6 @@ import pytest
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import nn
 
-from wf_core.api import PluginFault
 from wf_plugin_wan import source
 
 ROOT, BLOCK, ATTENTION = (
@@ -52,15 +51,6 @@ def test_vace_depends_on_the_source_of_both_modules(
     monkeypatch.setitem(source.TESTED, "WanVACETransformerBlock", frozenset())
     assert set(of_transformer(tiny, tiny.model("vace"))) == BLOCK
     assert of_transformer(tiny, tiny.model("t2v")) == {}
-
-
-def test_a_claim_of_an_unavailable_seam_is_refused_at_install(
-    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(source.TESTED, "WanTransformer3DModel", frozenset())
-    with pytest.raises(PluginFault, match=r"'stack'.*untested diffusers version"):
-        tiny.open(tiny.model("t2v"), "stack")
-    tiny.open(tiny.model("t2v"), "attention", "denoiser")
 
 
 def test_a_foreign_processor_or_block_is_named(tiny: SimpleNamespace) -> None:

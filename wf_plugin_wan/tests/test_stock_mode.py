@@ -20,7 +20,7 @@ def test_no_claim_leaves_stock_functions_everywhere(kind: str, tiny: SimpleNames
     opened = tiny.open(tiny.model(kind))
     root = opened.components["transformer"]
     assert root._wf._forward is STOCK[kind].forward
-    assert root._wf._chain == root._wf._sample
+    assert not root._wf._claimed
     for block in [*root.blocks, *getattr(root, "vace_blocks", ())]:
         assert type(block) in (WanTransformerBlock, WanVACETransformerBlock)
         assert type(block.attn1.processor) is type(block.attn2.processor) is WanAttnProcessor
@@ -36,7 +36,7 @@ def test_a_claim_opens_only_its_own_level(seam: str, tiny: SimpleNamespace) -> N
         "attention": type(root.blocks[0].attn1.processor) is not WanAttnProcessor,
         "branch": "forward" in root.blocks[0].__dict__,
         "linear": type(root.blocks[0].attn1.to_q) is not torch.nn.Linear,
-        "denoiser": root._wf._chain != root._wf._sample,
+        "denoiser": root._wf._claimed,
     }
     assert opened == {level: level == seam for level in opened}
 

@@ -86,7 +86,7 @@ def test_release_drops_what_an_aborted_decode_left(
     with pytest.raises(RuntimeError, match="out of luck"):
         copied.decode(latents)
     assert any(isinstance(kept, torch.Tensor) for kept in copied._feat_map)
-    assert opened.family.release(opened.components) == ()
+    opened.family.release(opened.components)
     assert not any(isinstance(kept, torch.Tensor) for kept in (*copied._feat_map, *copied._enc_feat_map))
     handle.remove()
     assert torch.equal(copied.decode(latents).sample, vae.decode(latents).sample)
@@ -94,7 +94,7 @@ def test_release_drops_what_an_aborted_decode_left(
 
 def test_release_without_a_vae_or_before_its_first_use(tiny: Any) -> None:
     opened = tiny.open(tiny.model("t2v"))
-    assert list(opened.family.release(opened.components)) == []
+    opened.family.release(opened.components)
     fresh = open_vae(tiny, tiny.vae())
-    assert list(fresh.family.release(fresh.components)) == []
+    fresh.family.release(fresh.components)
     assert "_feat_map" not in vars(fresh.components["vae"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -44,3 +47,21 @@ def test_decoding_twice_gives_the_same(v21, parts, latents, stacked):
     decoder = stacked(v21, *parts)
     z = latents(4, 5, 6)
     assert torch.equal(decoder(z), decoder(z))
+
+
+@pytest.mark.parametrize("part", [AUTOCAST, LAYOUT, TILES, WINDOWS], ids=lambda part: part[0])
+def test_closing_lets_the_vae_go(v21, part, latents, stacked, session_copy):
+    """By reference counts alone: a technique that is still named by somebody must not keep a closed copy alive."""
+    copy = session_copy(v21)
+    decoder = stacked(copy, part)
+    decoder(latents(4, 5, 6))
+    [technique] = decoder.parts
+    seen = [weakref.ref(copy), *(weakref.ref(module) for module in copy.decoder.modules())]
+    gc.disable()
+    try:
+        technique.close()
+        del copy, decoder
+        assert [ref() for ref in seen if ref() is not None] == []
+    finally:
+        gc.enable()
+    assert list(technique.held_tensors()) == []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from wf_core.errors import Ineligible, PluginFault
+from wf_core.errors import Ineligible, PluginFault, WfError
 
 if TYPE_CHECKING:
     from wf_core.plan import Plan, PlannedFeature
@@ -22,14 +22,43 @@ def plugin_of(plan: Plan, name: str) -> str:
 def each(
     techniques: Mapping[str, Technique], act: Callable[[Technique], None]
 ) -> list[tuple[str, Exception]]:
-    """Do ``act`` to every technique, the last first, whatever fails; what failed is returned, never raised half-way."""
+    """Do ``act`` to every technique, the last first, whatever fails; what failed is returned, never raised half-way.
+
+    An interrupt or exit is raised again when all have had their turn.
+    """
     failures: list[tuple[str, Exception]] = []
+    stop: BaseException | None = None
     for name, technique in reversed(list(techniques.items())):
         try:
             act(technique)
         except Exception as error:
             failures.append((name, error))
+        except BaseException as error:
+            stop = stop or error
+    if stop is not None:
+        raise stop
     return failures
+
+
+T = TypeVar("T")
+
+
+def ask(plan: Plan, name: str, where: str, kind: type[T] | tuple[type[T], ...], call: Callable[[], Any]) -> T:
+    """What a technique answers, if it is of the promised type. Raises ``PluginFault`` that names plugin and place
+    for anything that it raises instead, or answers; errors of the host's own kinds pass.
+    """
+    try:
+        answer = call()
+    except WfError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginFault(plugin_of(plan, name), where, f"{type(error).__name__}: {error}") from error
+    if not isinstance(answer, kind):
+        wanted = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
+        raise PluginFault(
+            plugin_of(plan, name), where, f"{name!r} must give a {wanted}, not {type(answer).__name__}"
+        )
+    return answer
 
 
 def fault_of(plan: Plan, failures: list[tuple[str, Exception]], where: str) -> PluginFault:

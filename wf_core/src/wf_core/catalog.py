@@ -12,7 +12,6 @@ import attrs
 from wf_core import data
 from wf_core.declarations import FeatureDecl, ModelDecl, Rule, SwitchDecl
 from wf_core.discovery import STATES, Discovery, FeatureState, PluginRecord
-from wf_core.effects import EffectWord, vocabulary
 from wf_core.errors import BadInput
 from wf_core.manifest import Manifest
 from wf_core.names import did_you_mean, switch_key
@@ -180,6 +179,12 @@ class Catalog:
         record = self.family_plugin(name)
         return record.manifest.family.seams if record and record.manifest and record.manifest.family else None
 
+    def family_key(self, key: str, family: str) -> str:
+        """The family's own request key for what another family's ``key`` asks for; "" when it names none."""
+        record = self.family_plugin(family)
+        declared = record.manifest.family if record and record.manifest else None
+        return str(declared.instead.get(key, "")) if declared else ""
+
     def model(self, name: str) -> ModelDecl | None:
         """A registered model by name or alias, or None."""
         return next((m for _, m in self._models() if name.lower() in _lower((m.name, *m.aliases))), None)
@@ -214,10 +219,6 @@ class Catalog:
         return offers[0].plugin
 
     # --- rules and facts --------------------------------------------------------------------------------------------
-
-    def effect_words(self) -> dict[str, EffectWord]:
-        """The vocabulary: the core's words and those that available manifests introduce."""
-        return {**vocabulary(), **{word.name: word for m in self.manifests for word in m.effects}}
 
     def own_rules(self) -> tuple[Rule, ...]:
         """The rules that available manifests add."""

@@ -73,6 +73,8 @@ class Condition:
             raise BadCondition(
                 "a condition needs a reason: one sentence that says why the feature cannot run"
             )
+        if not isinstance(reason, str) or not isinstance(code, str):
+            raise BadCondition("reason and code are texts")
         body = {key: value for key, value in data.items() if key not in ("reason", "code")}
         join = next((name for name in JOINS if name in body), "")
         if join:
@@ -178,7 +180,9 @@ def _tests(body: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _operand(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and name not in ("present", "in_table"):
+        if len(value) != 1:
+            raise BadCondition(f"{name} compares with one fact or option, got {show(value)}")
         return _subject(value)
     checks = {
         "present": (isinstance(value, bool), "true or false"),
@@ -206,11 +210,11 @@ def _compare(name: str, value: Any, other: Any, tables: Tables) -> bool:
     if value is None or other is None:
         return False
     if name == "in":
-        return bool(value in other)
+        return isinstance(other, tuple | frozenset) and value in other
     if name == "in_table":
         return _fold(value) in (tables[other] if isinstance(other, str) else other)
     if name == "contains_all":
-        return isinstance(value, tuple) and all(item in value for item in other)
+        return isinstance(value, tuple) and isinstance(other, tuple) and all(item in value for item in other)
     if name == "divisible_by":
         return isinstance(value, int) and isinstance(other, int) and other > 0 and value % other == 0
     return _ordered(name, value, other)

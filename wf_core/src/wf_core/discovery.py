@@ -10,6 +10,7 @@ import attrs
 
 from wf_core.declarations import FeatureDecl
 from wf_core.distributions import GROUP, Candidate, candidates
+from wf_core.errors import BadInput
 from wf_core.manifest import Manifest, ManifestError, NewerManifest
 from wf_core.manifest_files import find_manifest, find_module, missing_package
 from wf_core.names import did_you_mean, normalise
@@ -83,10 +84,14 @@ class PluginRecord:
 
 @attrs.frozen
 class Discovery:
-    """Every plugin found, sorted by name. ``strict`` is ``WF_STRICT``: broken or ambiguous plugins are errors."""
+    """Every plugin found, sorted by name. ``strict`` is ``WF_STRICT``: broken or ambiguous plugins are errors.
+
+    ``problems`` are what is wrong with WF_BLOCK and WF_ONLY, when the caller has asked to go on despite them.
+    """
 
     plugins: tuple[PluginRecord, ...]
     strict: bool = False
+    problems: tuple[str, ...] = ()
 
     def plugin(self, name: str) -> PluginRecord | None:
         """The plugin of that name in any spelling, or None. Of several claims, a usable one comes first."""
@@ -107,18 +112,31 @@ class Discovery:
         bad = ("broken", "ambiguous")
         return tuple(record for record in self.plugins if record.state in bad) if self.strict else ()
 
+    def require_sound(self) -> Discovery:
+        """This discovery; under ``WF_STRICT``, `BadInput` with one line if a plugin is broken or ambiguous."""
+        faults = [f"{record.name} is {record.state}: {record.reason}" for record in self.strict_faults()]
+        if faults:
+            raise BadInput(f"WF_STRICT: {'; '.join(faults)}")
+        return self
 
-def discover(path: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Discovery:
+
+def discover(
+    path: Sequence[str] | None = None, environ: Mapping[str, str] | None = None, *, tolerant: bool = False
+) -> Discovery:
     """Finds every plugin on ``path`` (default ``sys.path``); ``environ`` is read for WF_BLOCK, WF_ONLY, WF_STRICT.
 
-    Never fails because of a plugin. Raises `BadInput` when WF_BLOCK or WF_ONLY names a plugin that is not there.
+    Never fails because of a plugin. Raises `BadInput` when WF_BLOCK or WF_ONLY names a plugin that is not there;
+    when ``tolerant``, the result carries that as one of its ``problems``.
     """
     environ = os.environ if environ is None else environ
     found = [(candidate, _target(candidate)) for candidate in candidates(path)]
     selection = Selection.from_environ(environ, [target for _, target in found])
+    if selection.problems and not tolerant:
+        raise BadInput("; ".join(selection.problems))
     records = [_record(candidate, target, selection, path) for candidate, target in found]
     resolved = sorted(_mark_ambiguous(records), key=lambda record: (record.name, record.distribution))
-    return Discovery(tuple(resolved), environ.get("WF_STRICT", "") not in ("", "0"))
+    strict = environ.get("WF_STRICT", "") not in ("", "0")
+    return Discovery(tuple(resolved), strict, selection.problems)
 
 
 def _target(candidate: Candidate) -> Target:
@@ -141,6 +159,8 @@ def _record(
     )
     blocked = selection.why_blocked(target)
     base = attrs.evolve(base, state="blocked", reason=blocked) if blocked else base
+    if candidate.fault:
+        return _broken(base, candidate.fault)
     if entry is None:
         names = ", ".join(entry.name for entry in candidate.entries) or "none"
         return _broken(base, f"a plugin has exactly one entry point in {GROUP}, this one has {names}")
@@ -164,6 +184,8 @@ def _with_manifest(base: PluginRecord, candidate: Candidate, path: Sequence[str]
         return _set(base, "incompatible", error.problem)
     except ManifestError as error:
         return _broken(base, str(error))
+    except Exception as error:  # the readers know every mistake that we know; no other may end the listing
+        return _broken(base, f"{manifest_path}: {' '.join(f'{type(error).__name__}: {error}'.split())}")
     base = attrs.evolve(base, api=manifest.api, kind=manifest.kind, manifest=manifest)
     if manifest.name != base.name:
         return _broken(base, f"its manifest says the name {manifest.name!r}, its entry point {base.name!r}")

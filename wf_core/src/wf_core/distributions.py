@@ -38,7 +38,10 @@ class Entry:
 
 @attrs.frozen
 class Candidate:
-    """A distribution that declares plugins: its raw name, version, entries, and where its metadata lies."""
+    """A distribution that declares plugins: its raw name, version, entries, and where its metadata lies.
+
+    ``fault`` says why its metadata cannot be used, "" when it can.
+    """
 
     name: str
     version: str
@@ -46,6 +49,7 @@ class Candidate:
     folder: Path
     root: Path
     notes: tuple[str, ...] = ()
+    fault: str = ""
 
     @property
     def normal_name(self) -> str:
@@ -80,17 +84,42 @@ def parse_entries(text: str) -> tuple[Entry, ...] | None:
 
 def _all(path: list[str]) -> Iterator[Candidate]:
     for distribution in metadata.distributions(path=path):
-        text = distribution.read_text("entry_points.txt")
+        folder = Path(str(getattr(distribution, "_path", "")))
+        text, garbled = _entry_points(distribution, folder)
         entries = parse_entries(text) if text else None
         if entries is None:
             continue
-        fields = distribution.metadata
-        name = fields["Name"] if fields is not None and "Name" in fields else None
+        name, version, fault = _identity(distribution, folder)
         if name:  # a left-over folder without metadata stands for no distribution
-            version = str(fields["Version"] or "") if "Version" in fields else ""
-            folder = Path(str(getattr(distribution, "_path", "")))
             root = Path(str(distribution.locate_file("")))
-            yield Candidate(name, version, entries, folder, root)
+            yield Candidate(name, version, entries, folder, root, fault=garbled or fault)
+
+
+def _entry_points(distribution: metadata.Distribution, folder: Path) -> tuple[str, str]:
+    """The text of ``entry_points.txt`` and what is wrong with it; a file that cannot be read declares nothing."""
+    try:
+        return distribution.read_text("entry_points.txt") or "", ""
+    except UnicodeDecodeError:
+        pass
+    except (OSError, ValueError):
+        return "", ""
+    try:
+        garbled = (folder / "entry_points.txt").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return "", ""
+    return garbled, f"{folder / 'entry_points.txt'} is not UTF-8; install it again"
+
+
+def _identity(distribution: metadata.Distribution, folder: Path) -> tuple[str, str, str]:
+    """Name, version and what is wrong with the metadata; then name and version are those of its folder."""
+    try:
+        fields = distribution.metadata
+        name = str(fields["Name"] or "") if fields is not None and "Name" in fields else ""
+        version = str(fields["Version"] or "") if name and "Version" in fields else ""
+    except (OSError, ValueError):
+        name, _, version = folder.stem.partition("-")
+        return name, version, f"the metadata in {folder} cannot be read; install it again"
+    return name, version, ""
 
 
 def _merge(same: list[Candidate]) -> Iterator[Candidate]:

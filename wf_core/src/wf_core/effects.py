@@ -20,7 +20,8 @@ from wf_core.vocabulary import SEAMS
 if TYPE_CHECKING:
     from wf_core.conditions import Condition
 
-_FORM = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:\((?P<numbers>[^()]*)\))?(?:@(?P<seam>[a-z_.]+))?")
+_WORD = "[a-z][a-z0-9-]*"
+_FORM = re.compile(rf"(?P<name>{_WORD})(?:\((?P<numbers>[^()]*)\))?(?:@(?P<seam>[a-z_.]+))?")
 
 
 class BadEffect(ValueError):
@@ -84,6 +85,11 @@ class EffectRule:
 def vocabulary() -> dict[str, EffectWord]:
     """The core's own words by name."""
     return {row["name"]: EffectWord(**row) for row in data.table("effects")["effect"]}
+
+
+def is_word(name: str) -> bool:
+    """Whether a name can stand in an effect: small letters, digits and hyphens."""
+    return re.fullmatch(_WORD, name) is not None
 
 
 def _number(text: str) -> int | str:

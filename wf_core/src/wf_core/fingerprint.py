@@ -10,6 +10,7 @@ from typing import Any
 from attrs import field, frozen
 from torch import nn
 
+from wf_core.class_functions import class_diff, class_functions
 from wf_core.copy_checks import components_of, diffusers_hooks, own_forward
 from wf_core.fingerprint_diff import Record, Records, below, run_state_diff, structure_diff, tensor_diff
 from wf_core.module_attributes import CALL_STATE_KEYS, call_state_tensors
@@ -36,6 +37,7 @@ class Fingerprint:
 
     ``structure``: modules, classes, hooks, processors, plain attribute values, by path. ``tensors``: identity,
     place, dtype and version of every parameter and buffer. ``contents``: a digest of each, if asked for.
+    ``classes``: the functions of every class that the target is made of, since patching a class changes the target.
     ``run_state``: the scheduler's progress, per-call attributes of the pipeline, the VAE's cache when not idle.
     Identities are object ids, so a fingerprint is good for one process and while its target is alive.
     """
@@ -43,6 +45,7 @@ class Fingerprint:
     structure: Records = field(repr=False)
     tensors: Records = field(repr=False)
     contents: Mapping[str, str] | None = field(repr=False, default=None)
+    classes: Mapping[str, Mapping[str, int]] = field(repr=False, factory=dict)
     run_state: Mapping[str, str] = field(repr=False, factory=dict)
 
     @classmethod
@@ -58,6 +61,7 @@ class Fingerprint:
         """
         lines, covered = structure_diff(self.structure, other.structure)
         lines += tensor_diff(self.tensors, other.tensors, covered)
+        lines += class_diff(self.classes, other.classes)
         if self.contents is not None and other.contents is not None:
             common = self.contents.keys() & other.contents.keys()
             changed = sorted(key for key in common if self.contents[key] != other.contents[key])
@@ -89,8 +93,22 @@ def fingerprint(target: Any, contents: bool = False, name: str = "model") -> Fin
         MappingProxyType({path: content_digest(tensor) for path, tensor in found.items()})
         if contents
         else None,
+        MappingProxyType(class_functions(_classes_of(target, modules))),
         MappingProxyType(run_state),
     )
+
+
+def _classes_of(target: Any, modules: Mapping[str, nn.Module]) -> set[type]:
+    """The classes of the target, of its modules and processors, and of what else a pipeline is made of."""
+    found = {type(target)}
+    if not isinstance(target, nn.Module):
+        found.update(type(part) for part in components_of(target).values() if part is not None)
+    for root in modules.values():
+        for module in root.modules():
+            found.add(type(module))
+            if "processor" in module.__dict__:
+                found.add(type(module.__dict__["processor"]))
+    return found
 
 
 def _modules_of(pipe: Any) -> dict[str, nn.Module]:

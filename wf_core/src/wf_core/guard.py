@@ -51,12 +51,16 @@ class ProcessState:
         }
         return cls(MappingProxyType(dict(os.environ)), MappingProxyType(values), threading.current_thread())
 
-    def diff(self, other: ProcessState) -> list[str]:
-        """One line for each setting that differs in ``other``, taken later. Values of variables are never shown."""
+    def diff(self, other: ProcessState, *, per_thread: bool = True) -> list[str]:
+        """One line for each setting that differs in ``other``, taken later. Values of variables are never shown.
+
+        ``per_thread=False`` leaves out what belongs to the thread alone.
+        """
         lines = []
         for name in other.values:
             before, after = self._baseline(name), other.values[name]
-            if before != after and (self.thread is other.thread or not SETTINGS[name].per_thread):
+            comparable = per_thread and self.thread is other.thread
+            if before != after and (comparable or not SETTINGS[name].per_thread):
                 lines.append(f"{name}: {SETTINGS[name].show(before)} -> {SETTINGS[name].show(after)}")
         return lines + _environ_diff(self.environ, other.environ)
 

@@ -17,7 +17,7 @@ from wf_core.discovery import Discovery, PluginRecord, discover
 from wf_core.errors import BadInput, PluginFault
 from wf_core.facts import Facts
 from wf_core.facts.device import device_facts
-from wf_core.facts.model import facts_from_directory, facts_from_pipeline
+from wf_core.facts.model import facts_from_directory, facts_from_pipeline, model_id
 from wf_core.facts.process import process_facts
 from wf_core.facts.run import run_facts
 from wf_core.loading import load_plugin
@@ -60,17 +60,14 @@ class Host:
 
     # --- facts and plans ---------------------------------------------------------------------------------------
 
-    def facts(self, base: Base, run: Mapping[str, Any] | None = None) -> Facts:
+    def facts(self, base: Base, run: Mapping[str, Any] | None = None, *, family: str | None = None) -> Facts:
         """What is known about the model, the device, the process and, as far as given, the run.
 
-        For a directory or a registered name only configs and safetensors headers are read.
+        For a directory or a registered name only configs and safetensors headers are read. With ``family`` a text
+        that is neither is taken as the id of a model of that family, about which nothing else is known.
         """
-        manifests = self.catalog.manifests
-        if isinstance(base, str | Path):
-            model = facts_from_directory(self.model_directory(base), manifests)
-        else:
-            model = facts_from_pipeline(base, manifests)
-        facts = model.merged(self._machine)
+        model = self._model_facts(base, family)
+        facts = self._machine.merged(model)
         return facts.merged(run_facts(run)) if run else facts
 
     def resolve(
@@ -80,13 +77,14 @@ class Host:
         *,
         run: Mapping[str, Any] | None = None,
         facts: Mapping[str, Any] | None = None,
+        family: str | None = None,
     ) -> Plan:
         """The plan of a request, or ``Refused`` with every reason. Loads no weights and imports no plugin.
 
         ``run`` gives what is already known of the call (``height``, ``num_frames``, ``num_inference_steps`` ...);
         ``facts`` overrides or adds facts by name.
         """
-        known = self.facts(base, run)
+        known = self.facts(base, run, family=family)
         if facts:
             known = known.with_(facts, source="the caller")
         return resolve(request, known, self.catalog)
@@ -160,7 +158,10 @@ class Host:
             module = self._manager.get_plugin(plugin)
             if module is None:
                 module = load_plugin(record, alone=alone())
-                self._manager.register(module, plugin)
+                try:
+                    self._manager.register(module, plugin)
+                except pluggy.PluginValidationError as error:
+                    raise PluginFault(plugin, "registration", " ".join(str(error).split())) from error
         return module
 
     # --- models ------------------------------------------------------------------------------------------------
@@ -184,6 +185,15 @@ class Host:
         if declared.path:
             return Path(record.location) / declared.path
         return Path(self.call_hook(record.name, "wf_model_source", name=declared.name))
+
+    def _model_facts(self, base: Base, family: str | None) -> Facts:
+        manifests = self.catalog.manifests
+        if not isinstance(base, str | Path):
+            return facts_from_pipeline(base, manifests)
+        if family and self.catalog.model(str(base)) is None and not Path(base).is_dir():
+            values = {"model.family": family, "model.id": model_id(str(base), manifests)}
+            return Facts.of(values, "named by the caller")
+        return facts_from_directory(self.model_directory(base), manifests)
 
     @cached_property
     def _machine(self) -> Facts:

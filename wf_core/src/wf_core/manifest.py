@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +18,14 @@ from wf_core.declarations import (
     Rule,
     SwitchDecl,
 )
-from wf_core.effects import EffectWord, vocabulary
-from wf_core.manifest_features import read_feature, read_switch
+from wf_core.effects import EffectWord, is_word, vocabulary
+from wf_core.manifest_features import read_condition, read_feature, read_switch
 from wf_core.manifest_files import FILE_NAME
 from wf_core.manifest_models import read_family, read_model, read_tables
 from wf_core.names import normalise
 from wf_core.toml_reader import ManifestError, Table
 from wf_core.values import EMPTY, FrozenMap
-from wf_core.vocabulary import HOST_API, KINDS, SCHEMA
+from wf_core.vocabulary import HOST_API, KINDS, MODEL_KINDS, SCHEMA
 
 __all__ = [
     "EvidenceDecl",
@@ -40,7 +41,7 @@ __all__ = [
     "read_rule",
 ]
 
-_MODEL_KINDS = ("model-family", "model-source")
+_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class NewerManifest(ManifestError):
@@ -83,10 +84,10 @@ class Manifest:
 def _parse(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ManifestError(path, "", f"not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(path, "", f"cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is no TOMLDecodeError
+        raise ManifestError(path, "", f"not valid TOML: {error}") from None
 
 
 def _check_versions(root: Table) -> None:
@@ -103,10 +104,8 @@ def _check_versions(root: Table) -> None:
 
 def _read(root: Table, path: Path) -> Manifest:
     name, kind = normalise(root.text("name")), root.one_of("kind", KINDS)
-    own = tuple(
-        EffectWord(row.text("name"), row.text("doc"), row.whole("numbers", 0))
-        for row in root.tables("effect")
-    )
+    own = tuple(_effect_word(row) for row in root.tables("effect"))
+    _unique(root, "effect", [word.name for word in own])
     words = {**vocabulary(), **{word.name: word for word in own}}
     tables = read_tables(root)
     features = tuple(read_feature(row, kind, words, tables) for row in root.tables("feature"))
@@ -115,7 +114,7 @@ def _read(root: Table, path: Path) -> Manifest:
     _unique(root, "switch", [name for switch in switches for name in (switch.name, *switch.aliases)])
     family = read_family(root, tables)
     models = tuple(read_model(row) for row in root.tables("model"))
-    if kind not in _MODEL_KINDS and not features:
+    if kind not in MODEL_KINDS and not features:
         root.fail(f"a plugin of kind {kind} declares at least one [[feature]]")
     if (family is not None) != (kind == "model-family"):
         root.fail("a [family] table and the kind model-family go together")
@@ -138,8 +137,19 @@ def _read(root: Table, path: Path) -> Manifest:
     )
 
 
+def _effect_word(row: Table) -> EffectWord:
+    word = EffectWord(row.text("name"), row.text("doc"), row.whole_or_none("numbers", 0) or 0)
+    if not is_word(word.name):
+        row.fail(f"an effect's name is written in small letters, digits and hyphens, got {word.name!r}")
+    if word.name in vocabulary():
+        row.fail(f"{word.name!r} is a word of the host, whose meaning a plugin does not change")
+    row.done()
+    return word
+
+
 def read_rule(row: Table, words: Mapping[str, EffectWord]) -> Rule:
-    """One ``[[rule]]``: a pair of effects or a slot, with a code, a level and a reason."""
+    """One ``[[rule]]``: a pair of effects, a slot, or an effect and what it needs; a code, a level and a reason."""
+    needs = row.mapping("needs")
     rule = Rule(
         code=row.text("code"),
         level=row.one_of("level", ("forbid", "untested")),
@@ -147,10 +157,14 @@ def read_rule(row: Table, words: Mapping[str, EffectWord]) -> Rule:
         pair=row.texts("pair"),
         scope=row.one_of("scope", ("any", "inside"), "any"),
         slot=row.text("slot", ""),
+        effect=row.text("effect", ""),
+        needs=read_condition(row, needs, "needs", (), {}, top=False) if needs else None,
     )
-    if bool(rule.pair) == bool(rule.slot) or len(rule.pair) not in (0, 2):
-        row.fail("a rule names either a pair of two effects or a slot")
-    unknown = [name for name in rule.pair if name not in words]
+    if sum(map(bool, (rule.pair, rule.slot, rule.effect))) != 1 or len(rule.pair) not in (0, 2):
+        row.fail("a rule names a pair of two effects, a slot, or one effect")
+    if bool(rule.effect) != bool(rule.needs) or (rule.effect and rule.level != "forbid"):
+        row.fail("a rule about one effect has the level forbid, and needs = { fact = ... }")
+    unknown = [name for name in (*rule.pair, rule.effect) if name and name not in words]
     if unknown:
         row.fail(f"unknown effect {unknown[0]!r}; introduce it in [[effect]]")
     row.done()
@@ -161,7 +175,7 @@ def _check_own_rules(root: Table, rules: tuple[Rule, ...], own: tuple[EffectWord
     names = {word.name for word in own}
     _unique(root, "rule code", [rule.code for rule in rules])
     for rule in rules:
-        if rule.pair and not names & set(rule.pair):
+        if not rule.slot and not names & {*rule.pair, rule.effect}:
             root.fail(f"rule {rule.code} is about no effect that this manifest introduces")
 
 
@@ -170,6 +184,8 @@ def _packages(root: Table) -> FrozenMap:
     for name, wanted in packages.items():
         if not isinstance(wanted, str):
             root.fail(f'packages: {name} takes a version range as text, or "*"')
+        if not _PACKAGE.fullmatch(name):
+            root.fail(f"packages: {name!r} is no name of a package")
     return FrozenMap(packages)
 
 

@@ -47,7 +47,9 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
     if twice:
         row.fail(f"option {twice[0]!r} is declared twice")
     if kind not in MODEL_KINDS and not any(item.proves for item in feature.evidence):
-        row.fail("needs evidence: at least one counter with at_least = 1 or more, or no run can prove that it worked")
+        row.fail(
+            "needs evidence: at least one counter with at_least = 1 or more, or no run can prove that it worked"
+        )
     if feature.tier != "exact" and not feature.tolerance.strip():
         row.fail(f"tier {feature.tier} needs a tolerance: one sentence with the bound that was measured")
     row.done()
@@ -85,14 +87,15 @@ def read_conditions(row: Table, options: tuple[OptionDecl, ...], tables: TableKe
     if not isinstance(rows, list):
         row.fail("condition must be an array of tables, [[feature.condition]]")
     return tuple(
-        _condition(row, item, f"condition number {index + 1}", options, tables)
+        read_condition(row, item, f"condition number {index + 1}", options, tables)
         for index, item in enumerate(rows)
     )
 
 
-def _condition(
+def read_condition(
     row: Table, item: Any, what: str, options: tuple[OptionDecl, ...], tables: TableKeys, *, top: bool = True
 ) -> Condition:
+    """One condition that may look at these options and tables; at the ``top`` it carries a reason."""
     try:
         condition = Condition.parse(item, top=top)
     except BadCondition as error:
@@ -117,7 +120,9 @@ def _effect(
         if set(item) - {"effect", "when"} or "effect" not in item:
             row.fail("an effect is text, or a table with effect and when")
         if "when" in item:
-            when = _condition(row, item["when"], f"when of {item['effect']!r}", options, tables, top=False)
+            when = read_condition(
+                row, item["when"], f"when of {item['effect']!r}", options, tables, top=False
+            )
         item = item["effect"]
     if not isinstance(item, str):
         row.fail("an effect is text, or a table with effect and when")

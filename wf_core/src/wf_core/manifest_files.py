@@ -45,18 +45,21 @@ def missing_package(packages: Mapping[str, str], path: Sequence[str] | None = No
 
 
 def installed_version(name: str, path: tuple[str, ...] | None = None) -> str | None:
-    """The version of an installed distribution, from its metadata; None when it is not installed."""
+    """The version of an installed distribution, from its metadata; None when it is not there or cannot be read."""
     everywhere = list(sys.path if path is None else path)
     found = next(iter(metadata.distributions(name=name, path=everywhere)), None)
-    return None if found is None or found.metadata is None else found.metadata["Version"]
+    try:
+        return None if found is None or found.metadata is None else found.metadata["Version"]
+    except (OSError, ValueError):
+        return None
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.specifiers import SpecifierSet
 
     try:
         return SpecifierSet(wanted).contains(version, prereleases=True)
-    except InvalidSpecifier:
+    except ValueError:  # not a range, or not a version
         return False
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from wf_core.blame import attribute, each, plugin_of
+from wf_core.blame import ask, attribute, each, plugin_of
 from wf_core.copying import copy_module, copy_pipeline
 from wf_core.counters import FeatureCounters
-from wf_core.errors import Ineligible, PluginFault, Refused, WfError
+from wf_core.errors import Ineligible, PluginFault, Refused
 from wf_core.hookspecs import HOOK_OF_KIND
 from wf_core.plan import Refusal, Violation
 from wf_core.seams import SEAMS, Handler, Seams, Site
@@ -52,7 +53,7 @@ def open_copy(
             refuse_unavailable(plan, family.unavailable_seams(components), wiring.seams)
         for name, technique in techniques.items():
             technique.counters = FeatureCounters(name)
-            _activate(plan, name, technique, components)
+            ask(plan, name, "activation", type(None), partial(technique.prepare, components))
         family.install(components, wiring)
         wiring.bind_schedule()
         refuse_unattached(plan, techniques, wiring.seams)
@@ -105,7 +106,13 @@ def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
     seams = Seams()
     declared = {feature.name: feature for feature in plan.features}
     for name, technique in techniques.items():
-        for seam, handler in technique.handlers().items():
+        handlers = ask(plan, name, "handlers()", Mapping, technique.handlers)
+        roles = tuple(ask(plan, name, "roles()", (tuple, list, set, frozenset), technique.roles))
+        for seam, handler in handlers.items():
+            if not callable(handler):
+                raise PluginFault(
+                    plugin_of(plan, name), "handlers()", f"the handler of {seam!r} is not callable"
+                )
             feature = declared.get(name)
             if feature is not None and seam not in feature.seams:
                 raise PluginFault(
@@ -113,7 +120,7 @@ def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
                 )
             if plan.host_keys_dict().get("on_ineligible") == "dense":
                 handler = dense_when_ineligible(technique, seam, handler)
-            seams.claim(seam, name, handler, technique.roles())
+            seams.claim(seam, name, handler, roles)
     return seams
 
 
@@ -160,15 +167,6 @@ def refuse_unattached(plan: Plan, techniques: Mapping[str, Technique], seams: Se
 def close_all(techniques: Mapping[str, Technique]) -> list[tuple[str, Exception]]:
     """Close every technique, the last first; returns what failed."""
     return each(techniques, lambda technique: technique.close())
-
-
-def _activate(plan: Plan, name: str, technique: Technique, components: Mapping[str, Any]) -> None:
-    try:
-        technique.prepare(components)
-    except WfError:
-        raise
-    except Exception as error:
-        raise PluginFault(plugin_of(plan, name), "activation", f"{type(error).__name__}: {error}") from error
 
 
 def _who(plan: Plan, seam: str) -> tuple[str, ...]:

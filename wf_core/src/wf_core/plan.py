@@ -43,7 +43,9 @@ class Violation:
 
 @attrs.frozen
 class PlannedFeature:
-    """One feature of a plan with its validated options. ``pending`` holds conditions whose facts are not known."""
+    """One feature of a plan with its validated options. ``conditions`` are all that it was judged by, each to be judged
+    again; ``pending`` are those of them whose facts were not known.
+    """
 
     plugin: str
     name: str
@@ -60,6 +62,7 @@ class PlannedFeature:
     slot: str = ""
     evidence: tuple[EvidenceDecl, ...] = ()
     switch: str = ""
+    conditions: tuple[Condition, ...] = ()
     pending: tuple[Condition, ...] = ()
 
     def option(self, name: str, default: Any = None) -> Any:
@@ -95,7 +98,8 @@ class PlannedFeature:
 class Plan:
     """What will run: features in composition order (outermost first), and the host keys that govern them.
 
-    ``request`` is the request in normal form, ``facts_used`` the facts that were looked at, as (name, value, source).
+    ``request`` is the request in normal form, ``facts_used`` the facts that were looked at, as (name, value, source);
+    ``conditions`` and ``pending`` are those of the model's family.
     """
 
     request: tuple[tuple[str, Any], ...] = ()
@@ -104,6 +108,7 @@ class Plan:
     host_keys: FrozenMap = EMPTY
     warnings: tuple[Violation, ...] = ()
     facts_used: tuple[tuple[str, Any, str], ...] = ()
+    conditions: tuple[Condition, ...] = ()
     pending: tuple[Condition, ...] = ()
 
     @cached_property

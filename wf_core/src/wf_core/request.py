@@ -118,6 +118,11 @@ class _Parser:
             self._choose(item, read_selector(item, self.catalog, self.family))
             return []
         found = self.catalog.switch(item.key, self.family)
+        own = self.catalog.family_key(item.key, self.family)
+        if own and not any(offer.feature.supports(self.family) for _, offer in found):
+            reason = f"{item.key} is not how models of the family {self.family} are asked for this."
+            self._problem("WF-R009", reason, (item.key, own, "family"), f"Use {own}.")
+            return []
         if not found:
             self._unknown_key(item)
             return []

@@ -39,7 +39,7 @@ def gather(
     clashes: list[tuple[str, str]] = []
 
     def put(into: dict[str, Any], name: str, value: Any, shown: str) -> None:
-        if name in into and into[name] != value:
+        if name in into and differ(into[name], value):
             clashes.append((shown, f"{show(into[name])} and {show(value)}"))
         into.setdefault(name, value)
 
@@ -56,6 +56,11 @@ def gather(
     keys = sorted({*values, *nested})
     asked = tuple(Asked(key, values.get(key), key in values, FrozenMap(nested.get(key))) for key in keys)
     return asked, tuple(clashes)
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Whether two values of a request say different things: 0 is a number and not false, whatever Python holds."""
+    return isinstance(one, bool) != isinstance(other, bool) or bool(one != other)
 
 
 def distribution_of(key: str, value: str = "") -> str:

@@ -11,7 +11,7 @@ from wf_core.catalog import Catalog, Offer, Selector
 from wf_core.declarations import SwitchDecl
 from wf_core.names import did_you_mean, switch_key
 from wf_core.options import BadValue, OptionDecl
-from wf_core.request_keys import Asked, distribution_of
+from wf_core.request_keys import Asked, differ, distribution_of
 from wf_core.values import freeze, show
 
 Said = tuple[str, str, tuple[str, ...], str]
@@ -148,7 +148,7 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _clash(key: str, own: Mapping[str, Any], nested: Mapping[str, Any]) -> Said | None:
     for name, value in _named(nested).items():
-        if name in own and own[name] != value:
+        if name in own and differ(own[name], value):
             reason = f"{key} and {key}.{name} give different values: {show(own[name])} and {show(value)}."
             return ("WF-R004", reason, (key, name), "")
     return None

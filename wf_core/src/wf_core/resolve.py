@@ -1,28 +1,27 @@
 """Resolving: a request and facts become a plan, or a refusal with everything that stands against it.
 
-Pure: nothing is imported, written or loaded. What is not known yet is kept in the plan and judged again with
-`rejudge`, when a session opens and when a run begins.
+Pure: nothing is imported, written or loaded. The plan keeps every condition, and `rejudge` judges them all again when a
+session opens and when a run begins: what was known at resolving may not be true of what is opened or called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
-
-import attrs
 
 from wf_core.catalog import Catalog
 from wf_core.conditions import Condition
-from wf_core.effects import Effect
 from wf_core.errors import Refused
 from wf_core.facts import Facts
 from wf_core.facts.run import grid_problems, run_facts
+from wf_core.judging import CONDITION, Judged, against, judge_demand, unknown
 from wf_core.order import ordered
-from wf_core.plan import Plan, PlannedFeature, Refusal, Violation
-from wf_core.request import Demand, ParsedRequest, parse_request
-from wf_core.rules import Subject, core_rules, judge
+from wf_core.plan import Plan, Refusal, Violation
+from wf_core.request import ParsedRequest, parse_request
+from wf_core.rules import core_rules, judge
 
-CONDITION, UNKNOWN_CONDITION, FAMILY_CONDITION = "WF-F001", "WF-F002", "WF-M005"
+FAMILY_CONDITION, OTHER_FAMILY = "WF-M005", "WF-F003"
 
 
 def resolve(
@@ -38,14 +37,18 @@ def resolve(
     facts = facts.with_(
         {f"request.{key}": value for key, value in parsed.host_keys.items()}, source="request"
     )
-    violations = [*parsed.problems, *_model_violations(parsed, facts, catalog)]
-    family_pending, unmet = _family_conditions(family, facts, catalog)
-    violations += unmet
-    judged = [_judge_demand(demand, facts, catalog) for demand in parsed.demands]
-    violations += [violation for item in judged for violation in item.violations]
-    violations += judge([item.subject for item in judged], (*core_rules(), *catalog.own_rules()))
+    rules = (*core_rules(), *catalog.own_rules())
+    conditions = _family_conditions(family, catalog)
+    judged = [judge_demand(demand, facts, catalog, rules) for demand in parsed.demands]
     features, cycle = ordered([item.planned for item in judged])
-    violations += cycle
+    violations = [
+        *parsed.problems,
+        *_model_violations(facts, catalog),
+        *against(conditions, facts, {}, _of_the_model, FAMILY_CONDITION),
+        *(violation for item in judged for violation in item.violations),
+        *judge([item.subject for item in judged], rules),
+        *cycle,
+    ]
     _refuse(parsed, violations, strict=catalog.strict)
     return Plan(
         request=parsed.request,
@@ -53,199 +56,93 @@ def resolve(
         features=features,
         host_keys=parsed.host_keys,
         warnings=tuple(violations),
-        facts_used=_facts_used(parsed.demands, facts),
-        pending=family_pending,
+        facts_used=_facts_used(judged, parsed, facts),
+        conditions=conditions,
+        pending=unknown(conditions, facts, {}),
     )
 
 
 def rejudge(plan: Plan, facts: Facts, *, final: bool = False) -> tuple[Violation, ...]:
-    """The pending conditions of a plan that the facts now decide against.
+    """What the facts now decide against a plan: its family, and every condition of the family and of the features.
 
-    With ``final``, a condition that still cannot be judged is a violation too: there is no later moment.
+    Facts that were known at resolving do not count: a plan for one model, device or call is judged by another's facts.
+    With ``final``, a condition that cannot be judged is a violation too: there is no later moment.
     """
-    found = [
-        *(_verdict(condition, facts, {}, ("model",), FAMILY_CONDITION, final) for condition in plan.pending),
-        *(
-            _verdict(
-                condition, facts, feature.options_dict(), (feature.switch, feature.name), CONDITION, final
-            )
-            for feature in plan.features
-            for condition in feature.pending
-        ),
-    ]
-    return tuple(violation for violation in found if violation is not None)
-
-
-def _verdict(
-    condition: Condition,
-    facts: Facts,
-    options: Mapping[str, Any],
-    names: tuple[str, ...],
-    code: str,
-    final: bool = False,
-) -> Violation | None:
-    verdict = condition.judge(facts, options)
-    involves = tuple(dict.fromkeys(names))
-    if verdict.state == "unmet":
-        return Violation(condition.code or code, "forbid", verdict.reason, involves)
-    if verdict.state == "unknown" and final:
-        reason = (
-            f"{', '.join(verdict.missing)} stayed unknown, so that this cannot be ruled out: {verdict.reason}"
-        )
-        return Violation(UNKNOWN_CONDITION, "forbid", reason, involves)
-    return None
+    found = list(_other_family(plan, facts))
+    if found:
+        return tuple(found)  # the rest of the plan is about another kind of model
+    found += against(plan.conditions, facts, {}, _of_the_model, FAMILY_CONDITION, final=final)
+    for feature in plan.features:
+        names = (feature.switch, feature.name)
+        options = feature.options_dict()
+        found += against(feature.conditions, facts, options, partial(_always, names), CONDITION, final=final)
+    return tuple(found)
 
 
 # --- the model ---------------------------------------------------------------------------------------------------
 
 
-def _model_violations(parsed: ParsedRequest, facts: Facts, catalog: Catalog) -> list[Violation]:
-    found = []
+def _other_family(plan: Plan, facts: Facts) -> Iterable[Violation]:
+    family = facts.get("model.family")
+    if family is not None and family != plan.family:
+        made = plan.family or "no family"
+        reason = (
+            f"the plan was made for a model of {made}, this one is of {family}: resolve the request again."
+        )
+        yield Violation(OTHER_FAMILY, "forbid", reason, ("family", family))
+
+
+def _model_violations(facts: Facts, catalog: Catalog) -> Iterable[Violation]:
     hooked = facts.get("model.hooked")
     if hooked:
         reason = f"the base is already hooked, a copy of it would run the original's modules: {hooked}."
-        found.append(
-            Violation("WF-M003", "forbid", reason, ("model",), "Remove the hooks, or load it again.")
-        )
+        yield Violation("WF-M003", "forbid", reason, ("model",), "Remove the hooks, or load it again.")
     family = facts.get("model.family") or ""
-    if parsed.demands and (not family or catalog.family_plugin(family) is None):
-        what = f"the model family {family!r}" if family else f"a family for {_classes(facts)}"
+    if not family or catalog.family_plugin(family) is None:
+        what = repr(family) if family else f"of {_classes(facts)}"
         known = ", ".join(catalog.family_names()) or "none"
-        names = ("family", family) if family else ("family",)
-        found.append(
-            Violation("WF-M002", "forbid", f"no installed plugin provides {what}.", names, f"Known: {known}.")
-        )
-    found += [Violation(code, "forbid", f"{reason}.", names) for code, reason, names in grid_problems(facts)]
-    return found
+        names: tuple[str, ...] = ("family", family) if family else ("family",)
+        reason = f"no installed plugin provides the model family {what}."
+        yield Violation("WF-M002", "forbid", reason, names, f"Known: {known}.")
+    for code, reason, names in grid_problems(facts):
+        yield Violation(code, "forbid", f"{reason}.", names)
 
 
 def _classes(facts: Facts) -> str:
     return ", ".join(facts.get("model.classes") or ()) or "this model"
 
 
-def _family_conditions(
-    family: str, facts: Facts, catalog: Catalog
-) -> tuple[tuple[Condition, ...], list[Violation]]:
+def _family_conditions(family: str, catalog: Catalog) -> tuple[Condition, ...]:
     record = catalog.family_plugin(family)
-    if record is None or record.manifest is None or record.manifest.family is None:
-        return (), []
-    conditions = [condition.bind(record.manifest.tables) for condition in record.manifest.family.conditions]
-    verdicts = [
-        (c, c.judge(facts, {}).state, _verdict(c, facts, {}, ("model",), FAMILY_CONDITION))
-        for c in conditions
-    ]
-    pending = tuple(condition for condition, state, _ in verdicts if state == "unknown")
-    return pending, [violation for _, _, violation in verdicts if violation is not None]
+    manifest = record.manifest if record is not None else None
+    if manifest is None or manifest.family is None:
+        return ()
+    return tuple(condition.bind(manifest.tables) for condition in manifest.family.conditions)
 
 
-# --- one feature -------------------------------------------------------------------------------------------------
+def _always(names: tuple[str, ...], _: Condition) -> tuple[str, ...]:
+    return names
 
 
-@attrs.frozen
-class _Judged:
-    planned: PlannedFeature
-    subject: Subject
-    violations: tuple[Violation, ...]
-
-
-def _judge_demand(demand: Demand, facts: Facts, catalog: Catalog) -> _Judged:
-    feature = demand.offer.feature
-    options = {option.name: demand.options.get(option.name, option.default) for option in feature.options}
-    conditions = [condition.bind(demand.offer.tables) for condition in feature.conditions]
-    pending = tuple(c for c in conditions if c.judge(facts, options).state == "unknown")
-    violations = [*_usable(demand, facts, catalog), *_unmet(demand, conditions, facts, options)]
-    effects = _effects(demand, options, facts)
-    planned = PlannedFeature(
-        plugin=demand.plugin,
-        name=feature.name,
-        kind=feature.kind,
-        tier=feature.tier,
-        tolerance=feature.tolerance,
-        experimental=feature.experimental,
-        options=tuple(sorted(options.items())),
-        seams=feature.seams,
-        stage=feature.stage,
-        before=feature.before,
-        after=feature.after,
-        effects=tuple(str(effect) for effect in effects),
-        slot=feature.slot,
-        evidence=feature.evidence,
-        switch=demand.switch,
-        pending=pending,
-    )
-    return _Judged(planned, Subject(feature.name, demand.names, feature.slot, effects), tuple(violations))
-
-
-def _usable(demand: Demand, facts: Facts, catalog: Catalog) -> Iterable[Violation]:
-    """Whether the plugin, the feature and the model's family go together at all."""
-    offer, names = demand.offer, demand.names
-    if offer.record.state != "available":
-        reason = (
-            f"{demand.feature} comes from the plugin {demand.plugin}, which is {offer.state}: {offer.reason}."
-        )
-        yield Violation("WF-P001", "forbid", reason, (*names, demand.plugin))
-    elif offer.state != "available":
-        yield Violation("WF-P002", "forbid", f"{demand.feature} is {offer.state}: {offer.reason}.", names)
-    family = facts.get("model.family")
-    if family is None:
-        return
-    if not offer.feature.supports(family):
-        supported = ", ".join(offer.feature.families)
-        reason = f"{demand.feature} does not support the model family {family}, only {supported}."
-        yield Violation("WF-M001", "forbid", reason, (*names, "family"))
-    seams = catalog.family_seams(family)
-    missing = [seam for seam in offer.feature.seams if seams is not None and seam not in seams]
-    if missing:
-        reason = (
-            f"the model family {family} does not offer {', '.join(missing)}, where {demand.feature} works."
-        )
-        yield Violation("WF-M004", "forbid", reason, (*names, "family"))
-
-
-def _unmet(
-    demand: Demand, conditions: Iterable[Condition], facts: Facts, options: Mapping[str, Any]
-) -> Iterable[Violation]:
-    first = True
-    for condition in conditions:
-        options_seen = [ref.name for ref in condition.refs() if ref.kind == "option"]
-        named = [name for option in options_seen for name in demand.offer.option_names(option)]
-        violation = _verdict(condition, facts, options, (*demand.names, *named), CONDITION)
-        subject = next(condition.refs())
-        is_nothing = subject.find(facts, options) == (True, None)
-        if violation is not None and (first or subject.kind == "option" or not is_nothing):
-            yield violation  # what a device that is not there lacks is no reason of its own beside "no device"
-            first = False
-
-
-def _effects(demand: Demand, options: Mapping[str, Any], facts: Facts) -> tuple[Effect, ...]:
-    """The effects that hold; one whose ``when`` cannot be judged yet is taken to hold."""
-    tables = demand.offer.tables
-    rules = demand.offer.feature.effects
-    return tuple(
-        rule.effect.bind(options)
-        for rule in rules
-        if rule.when is None or rule.when.judge(facts, options, tables).state != "unmet"
-    )
+_of_the_model = partial(_always, ("model",))
 
 
 # --- the result --------------------------------------------------------------------------------------------------
 
 
 def _refuse(parsed: ParsedRequest, violations: list[Violation], *, strict: bool) -> None:
-    against = [v for v in violations if strict or v.level == "forbid"]
-    if against:
-        fixes = tuple(dict.fromkeys(v.fix for v in against if v.fix))
+    forbidding = [v for v in violations if strict or v.level == "forbid"]
+    if forbidding:
+        fixes = tuple(dict.fromkeys(v.fix for v in forbidding if v.fix))
         raise Refused(Refusal(parsed.request, tuple(violations), fixes))
 
 
-def _facts_used(demands: Iterable[Demand], facts: Facts) -> tuple[tuple[str, Any, str], ...]:
-    conditions = [
-        condition
-        for demand in demands
-        for condition in (
-            *demand.offer.feature.conditions,
-            *(rule.when for rule in demand.offer.feature.effects if rule.when is not None),
-        )
-    ]
+def _facts_used(
+    judged: Iterable[Judged], parsed: ParsedRequest, facts: Facts
+) -> tuple[tuple[str, Any, str], ...]:
+    """The facts that features were judged by: in their conditions, and in the conditions of their effects."""
+    effects = [rule for demand in parsed.demands for rule in demand.offer.feature.effects]
+    conditions = [condition for item in judged for condition in item.planned.conditions]
+    conditions += [rule.when for rule in effects if rule.when is not None]
     names = {ref.name for condition in conditions for ref in condition.refs() if ref.kind == "fact"}
     return tuple((name, facts.get(name), facts.source(name)) for name in sorted(names) if name in facts)

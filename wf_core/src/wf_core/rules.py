@@ -1,14 +1,16 @@
-"""The rule table: pairs of effects and exclusive slots, as data of the core and of manifests."""
+"""The rule table: pairs of effects, exclusive slots, and what an effect needs, as data of the core and of manifests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import attrs
 
 from wf_core import data
+from wf_core.conditions import Condition
 from wf_core.declarations import Rule
 from wf_core.effects import Effect
 from wf_core.plan import Violation
@@ -32,7 +34,17 @@ class Subject:
 def core_rules() -> tuple[Rule, ...]:
     """The core's own table."""
     rows = data.table("rules")["rule"]
-    return tuple(Rule(**{**row, "pair": tuple(row.get("pair", ()))}) for row in rows)
+    return tuple(Rule(**{**row, "pair": tuple(row.get("pair", ())), "needs": _needs(row)}) for row in rows)
+
+
+def needs_of(effects: Iterable[Effect], rules: Iterable[Rule]) -> tuple[Condition, ...]:
+    """The conditions that the rules lay on these effects, each with its rule's code and reason."""
+    names = {effect.name for effect in effects}
+    return tuple(
+        attrs.evolve(rule.needs, code=rule.code, reason=rule.reason)
+        for rule in rules
+        if rule.needs is not None and rule.effect in names
+    )
 
 
 def judge(subjects: Iterable[Subject], rules: Iterable[Rule]) -> tuple[Violation, ...]:
@@ -49,9 +61,13 @@ def _broken(rule: Rule, one: Subject, other: Subject) -> Iterator[Violation]:
             fix = f"Keep one of {one.feature} and {other.feature}."
             yield Violation(rule.code, rule.level, rule.reason.replace("{slot}", one.slot), names, fix)
         return
-    if _meets(rule, one.effects, other.effects) or _meets(rule, other.effects, one.effects):
+    if rule.pair and (_meets(rule, one.effects, other.effects) or _meets(rule, other.effects, one.effects)):
         fix = f"Leave out {one.feature} or {other.feature}."
         yield Violation(rule.code, rule.level, rule.reason, names, fix if rule.level == "forbid" else "")
+
+
+def _needs(row: Mapping[str, Any]) -> Condition | None:
+    return Condition.parse(row["needs"], top=False) if "needs" in row else None
 
 
 def _meets(rule: Rule, left: tuple[Effect, ...], right: tuple[Effect, ...]) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wf_core.blame import attribute, each, fault_of
+from wf_core.blame import ask, attribute, each, fault_of
 from wf_core.errors import Refused
 from wf_core.memory import held_bytes, peak_bytes, reset_peak
 from wf_core.plan import Refusal, Violation
@@ -96,7 +97,8 @@ class Runner:
         refuse(self._plan, violations)
         violations = []
         for name, technique in techniques.items():
-            violations += [_violation("WF-B002", reason, name) for reason in technique.check(run.view)]
+            reasons = ask(self._plan, name, "check()", tuple, partial(_reasons, technique, run.view))
+            violations += [_violation("WF-B002", str(reason), name) for reason in reasons]
         refuse(self._plan, violations)
 
     def _end(self, opened: Opened, run: Run, begun: Mapping[str, Technique], reports: list[Report]) -> None:
@@ -130,6 +132,13 @@ def gather_evidence(
             evidence[name] = {"evidence_failed": f"{type(error).__name__}: {error}"}
             failures.append((name, error))
     return evidence, failures
+
+
+def _reasons(technique: Technique, view: RunView) -> tuple[str, ...]:
+    reasons = technique.check(view)
+    if isinstance(reasons, str):
+        raise TypeError("one text instead of a sequence of reasons")
+    return tuple(reasons)
 
 
 def _held(techniques: Mapping[str, Technique], failures: list[tuple[str, Exception]]) -> int:

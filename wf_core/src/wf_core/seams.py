@@ -20,6 +20,7 @@ __all__ = ["SEAMS", "Claim", "Handler", "Seams", "Site"]
 Handler = Callable[..., Any]
 """``handler(inner, site, *args)``: ``inner(*args)`` is the next layer, or the stock computation."""
 
+
 @frozen
 class Site:
     """Where in the model a wrapped computation stands.

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from wf_core.errors import BadInput
 from wf_core.names import did_you_mean, normalise
 
 DIST = "dist:"
@@ -27,20 +26,20 @@ class Target:
 
 @attrs.frozen
 class Selection:
-    """The parsed variables. Names are in normal form."""
+    """The parsed variables. Names are in normal form; ``problems`` are sentences about names of no plugin."""
 
     block: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
+    problems: tuple[str, ...] = ()
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], targets: Iterable[Target]) -> Selection:
-        """Reads both variables; `BadInput` when a name means no installed plugin, with near matches."""
+        """Reads both variables. A name that means no installed plugin is a problem, with near matches."""
         known = {spelling for target in targets for spelling in target.spellings()}
         only = environ.get("WF_ONLY", "").strip()
-        return cls(
-            _names("WF_BLOCK", environ.get("WF_BLOCK", ""), known),
-            _names("WF_ONLY", only, known) if only else None,
-        )
+        block, unknown = _names("WF_BLOCK", environ.get("WF_BLOCK", ""), known)
+        kept, unknown_kept = _names("WF_ONLY", only, known)
+        return cls(block, kept if only else None, (*unknown, *unknown_kept))
 
     def why_blocked(self, target: Target) -> str:
         """The reason why a plugin is blocked, "" when it is not."""
@@ -53,8 +52,8 @@ class Selection:
         return ""
 
 
-def _names(variable: str, text: str, known: set[str]) -> tuple[str, ...]:
-    names = []
+def _names(variable: str, text: str, known: set[str]) -> tuple[tuple[str, ...], list[str]]:
+    names, problems = [], []
     for word in re.split(r"[,\s]+", text.strip()):
         if not word:
             continue
@@ -63,6 +62,7 @@ def _names(variable: str, text: str, known: set[str]) -> tuple[str, ...]:
         if name not in known:
             pool = [other for other in known if other.startswith(DIST) == is_dist]
             hint = did_you_mean(name, pool, "; `wf list-plugins` shows the names that work")
-            raise BadInput(f"{variable} names {word!r}, but no plugin of that name is installed{hint}")
-        names.append(name)
-    return tuple(dict.fromkeys(names))
+            problems.append(f"{variable} names {word!r}, but no plugin of that name is installed{hint}")
+        else:
+            names.append(name)
+    return tuple(dict.fromkeys(names)), problems

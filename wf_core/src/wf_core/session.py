@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,8 @@ class Session:
         self._witness: Witness | None = Witness(base, contents=contents)
         self._settings = ExitStack()
         try:
-            opened = open_copy(self._host, base, self.plan, known, extra)
+            with self._witness.watching(self.overlapped):
+                opened = open_copy(self._host, base, self.plan, known, extra)
             self._settings.enter_context(process_global(_process_settings(self.plan, opened)))
         except BaseException:
             self._verify()
@@ -111,7 +112,7 @@ class Session:
         arguments = driver.bind(stock, args, kwargs)
         with self._one_at_a_time() as opened:
             plan = opened.family.plan_call(self.pipe, arguments)
-            with self._runner.running(plan, self.reports) as run:
+            with self._watching(), self._runner.running(plan, self.reports) as run:
                 result = stock(*args, **kwargs)
                 if getattr(self.pipe, "_interrupt", False):
                     run.state = "interrupted"
@@ -140,7 +141,7 @@ class Session:
         with self._one_at_a_time() as opened:
             expert = next(iter(opened.family.roots(opened.components)))
             plan = CallPlan(Schedule(steps, (expert,) * len(steps)), branches, known)
-            with self._runner.running(plan, self.reports) as run:
+            with self._watching(own_thread=False), self._runner.running(plan, self.reports) as run:
                 yield run
 
     @contextmanager
@@ -178,7 +179,8 @@ class Session:
         failures: list[tuple[str, Exception]] = []
         try:
             try:
-                failures = close_all(opened.techniques)
+                with self._watching():
+                    failures = close_all(opened.techniques)
             finally:
                 self._let_go(opened)
                 self._verify()
@@ -205,13 +207,17 @@ class Session:
         self._settings.close()
         witness, self._witness = self._witness, None
         assert witness is not None
-        differences = witness.differences(restore=not self.overlapped)
+        differences = witness.differences()
         if not differences:
             return
         if not self.overlapped:
             raise BaseModified(differences, tuple(sorted({f.plugin for f in self.plan.features})))
         note = {"differences": differences, "overlapped": sorted(self.overlapped)}
         self.reports[-1:] = [Report({**self.report, "unattributed": [note]})]
+
+    def _watching(self, *, own_thread: bool = True) -> AbstractContextManager[None]:
+        assert self._witness is not None
+        return self._witness.watching(self.overlapped, own_thread=own_thread)
 
     def _leave(self) -> None:
         self._dropped.detach()

@@ -9,7 +9,7 @@ catch out-of-memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wf_core.counters import FeatureCounters
@@ -30,7 +30,7 @@ class Technique:
         """Seam name -> ``handler(inner, site, *args)``. Only seams that the manifest declares are accepted."""
         return {}
 
-    def roles(self) -> Iterable[str]:
+    def roles(self) -> Collection[str]:
         """Roles of the sites wanted; empty for all."""
         return ()
 

@@ -36,18 +36,42 @@ class Seam(NamedTuple):
 
 
 _SEAMS = (
-    Seam("guidance", "", "the conditional and unconditional calls of one step; args: kwargs mapping of the call -> sample"),
+    Seam(
+        "guidance",
+        "",
+        "the conditional and unconditional calls of one step; args: kwargs mapping of the call -> sample",
+    ),
     Seam("denoiser", "guidance", "one transformer call; args: kwargs mapping of the call -> sample"),
     Seam("stack", "denoiser", "all blocks; args: hidden_states [B, L, D] -> hidden_states [B, L, D]"),
-    Seam("block", "stack", "one main transformer block (not a control block); args: hidden_states [B, L, D] -> [B, L, D]"),
-    Seam("branch", "block", "self-attention, cross-attention or feed-forward before its gate; args: x [B, L, D] -> [B, L, D]"),
+    Seam(
+        "block",
+        "stack",
+        "one main transformer block (not a control block); args: hidden_states [B, L, D] -> [B, L, D]",
+    ),
+    Seam(
+        "branch",
+        "block",
+        "self-attention, cross-attention or feed-forward before its gate; args: x [B, L, D] -> [B, L, D]",
+    ),
     Seam("attention", "branch", "args: query, key, value [B, L, H, D], mask or None -> [B, L, H, D]"),
-    Seam("norm_modulate", "block", "args: norm, x [B, L, D], scale, shift (None where the model has none) -> [B, L, D]"),
-    Seam("gated_residual", "block", "args: x, out [B, L, D], gate (None where the model has none) -> [B, L, D]"),
+    Seam(
+        "norm_modulate",
+        "block",
+        "args: norm, x [B, L, D], scale, shift (None where the model has none) -> [B, L, D]",
+    ),
+    Seam(
+        "gated_residual", "block", "args: x, out [B, L, D], gate (None where the model has none) -> [B, L, D]"
+    ),
     Seam("linear", "denoiser", "a named linear layer; args: x [..., in] -> [..., out]"),
     Seam("rope", "denoiser", "args: query, key [B, L, H, D], (cos, sin) -> (query, key)"),
-    Seam("modulation", "denoiser", "time embedding and projection, read only; args: temb, timestep_proj -> None"),
-    Seam("vae.decode", "", "args: latents [B, C, T, H, W], de-normalised -> video [B, 3, F, H, W] in [-1, 1]"),
+    Seam(
+        "modulation",
+        "denoiser",
+        "time embedding and projection, read only; args: temb, timestep_proj -> None",
+    ),
+    Seam(
+        "vae.decode", "", "args: latents [B, C, T, H, W], de-normalised -> video [B, 3, F, H, W] in [-1, 1]"
+    ),
     Seam("vae.encode", "", "args: video [B, 3, F, H, W] -> latent distribution"),
     Seam("placement", "", "where modules live; args: component name, module -> None, once at session start"),
     Seam("scheduler", "", "read only: step index, total, timesteps; args: timesteps -> None, once per run"),

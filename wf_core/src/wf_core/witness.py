@@ -1,7 +1,9 @@
-"""The witness of a session: what the base and the process were before, to be compared with what they are after."""
+"""The witness of a session: what the base was when it opened, and what plugin code did to the process since."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from wf_core.fingerprint import fingerprint
@@ -9,21 +11,34 @@ from wf_core.guard import ProcessState
 
 
 class Witness:
-    """Taken when a session opens: structure and tensor metadata of the base, its contents on request, the process.
+    """Taken when a session opens: structure and tensor metadata of the base, its classes, its contents on request.
 
-    What a user's own run of the base leaves on it (the scheduler's progress) is no difference.
+    What a user's own run of the base leaves on it (the scheduler's progress) is no difference. The process is watched
+    only while plugin code may run (opening, each run, closing): between those moments its settings are the user's.
     """
 
     def __init__(self, base: Any, *, contents: bool) -> None:
         self._base = base
         self._contents = contents
-        self._process = ProcessState.capture()
         self._before = fingerprint(base, contents=contents)
+        self._process: list[str] = []
 
-    def differences(self, *, restore: bool) -> list[str]:
-        """What changed since, one line each. ``restore`` puts the process back; the base is left as it is found."""
+    @contextmanager
+    def watching(self, overlapped: set[str], *, own_thread: bool = True) -> Iterator[None]:
+        """Note what changes in the process meanwhile, and put it back unless other sessions were open too.
+
+        ``own_thread=False`` leaves out the settings of the thread: the caller's own code runs meanwhile.
+        """
+        before = ProcessState.capture()
+        try:
+            yield
+        finally:
+            changed = before.diff(ProcessState.capture(), per_thread=own_thread)
+            self._process += changed
+            if changed and not overlapped:
+                before.restore()
+
+    def differences(self) -> list[str]:
+        """What changed since, one line each; the base is left as it is found."""
         now = fingerprint(self._base, contents=self._contents)
-        changed = self._process.diff(ProcessState.capture())
-        if changed and restore:
-            self._process.restore()
-        return self._before.diff(now, run_state=False) + changed
+        return self._before.diff(now, run_state=False) + self._process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,40 +9,35 @@ from wf_core.api import CallPlan
 from wf_plugin_wan import checks
 from wf_plugin_wan.geometry import Geometry, measure
 from wf_plugin_wan.schedule import plan_schedule
-
-EXPERTS = ("transformer", "transformer_2")
+from wf_plugin_wan.stock import EXPERTS
 
 
 def plan_call(pipe: Any, arguments: Mapping[str, Any]) -> CallPlan:
-    """The plan of ``pipe(**arguments)`` for the text, image and video pipelines and VACE."""
-    given = {**_defaults(pipe), **arguments}
+    """The plan of ``pipe(**arguments)`` for the text, image and video pipelines and VACE.
+
+    ``arguments`` are bound: every parameter of the call by name, its default where the caller gave none.
+    """
     roots = {name: root for name in EXPERTS if (root := getattr(pipe, name, None)) is not None}
-    schedule, steps, problems = plan_schedule(pipe, given)
-    branches = count_branches(given)
+    schedule, steps, problems = plan_schedule(pipe, arguments)
+    branches = count_branches(arguments)
     facts: dict[str, Any] = {
         "run.num_inference_steps": steps,
         "run.steps": len(schedule.timesteps),
-        "run.guidance_scale": given.get("guidance_scale"),
+        "run.guidance_scale": arguments.get("guidance_scale"),
         "run.branches": branches,
-        "run.batch": batch_size(given),
+        "run.batch": batch_size(arguments),
     }
-    if given.get("guidance_scale_2") is not None:
-        facts["run.guidance_scale_2"] = given["guidance_scale_2"]
-    problems += [*checks.parts(pipe, given), *checks.rope_tables(roots), *checks.text_length(roots, given)]
+    if arguments.get("guidance_scale_2") is not None:
+        facts["run.guidance_scale_2"] = arguments["guidance_scale_2"]
+    problems += [*checks.parts(pipe, arguments), *checks.rope_tables(roots), *checks.text_length(roots, arguments)]
     if roots:
-        geometry, sizes = measure(pipe, next(iter(roots.values())), given)
+        geometry, sizes = measure(pipe, next(iter(roots.values())), arguments)
         problems += sizes
         if geometry is not None:
             facts |= geometry.facts()
-            problems += [*checks.rope_length(roots, geometry), *_latents(pipe, roots, given, geometry)]
+            problems += [*checks.rope_length(roots, geometry), *_latents(pipe, roots, arguments, geometry)]
     known = {name: value for name, value in facts.items() if value is not None}
     return CallPlan(schedule, branches, known, tuple(problems))
-
-
-def _defaults(pipe: Any) -> dict[str, Any]:
-    """The defaults of the pipeline's own call, which a session's pipeline wraps."""
-    parameters = inspect.signature(type(pipe).__call__).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
 def count_branches(arguments: Mapping[str, Any]) -> int:

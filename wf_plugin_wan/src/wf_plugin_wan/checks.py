@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from wf_plugin_wan.geometry import Geometry
+from wf_plugin_wan.stock import TEXT_TOKENS
 
-TEXT_TOKENS = 512
 _SPLIT = f"this model takes image tokens beside the text and needs exactly {TEXT_TOKENS}."
 
 

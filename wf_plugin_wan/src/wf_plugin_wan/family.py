@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from wf_core.api import CallPlan, ModelFamily, PluginFault, Wiring
+from wf_core.api import CallPlan, ModelFamily, Wiring
 from wf_plugin_wan import calls, source
-from wf_plugin_wan.linear import open_linears
+from wf_plugin_wan.closed import close_slot
+from wf_plugin_wan.linear import close_linears, open_linears
 from wf_plugin_wan.modulation import time_signals
-from wf_plugin_wan.open_attention import open_attention
-from wf_plugin_wan.open_block import open_block
+from wf_plugin_wan.open_attention import close_attention, open_attention
+from wf_plugin_wan.open_block import close_block, open_block
 from wf_plugin_wan.open_root import OpenRoot, OpenVaceRoot
-from wf_plugin_wan.root import install_root
+from wf_plugin_wan.root import close_root, install_root
 from wf_plugin_wan.sites import wrapper
+from wf_plugin_wan.stock import EXPERTS
 from wf_plugin_wan.vae import install_vae, release_vae
 
-EXPERTS = ("transformer", "transformer_2")
 OWNED = (*EXPERTS, "vae")
 
 
@@ -44,9 +45,6 @@ class WanFamily(ModelFamily):
         return reasons
 
     def install(self, components: Mapping[str, Any], wiring: Wiring) -> None:
-        for seam, reason in self.unavailable_seams(components).items():
-            if wiring.seams.claimed(seam):
-                raise PluginFault("wan", f"seam {seam!r}", reason)
         for name, root in self.roots(components).items():
             _install_expert(root, name, wiring)
         if components.get("vae") is not None:
@@ -61,9 +59,16 @@ class WanFamily(ModelFamily):
     ) -> Mapping[str, torch.Tensor]:
         return time_signals(root, timesteps)
 
-    def release(self, components: Mapping[str, Any]) -> Iterable[torch.Tensor]:
-        vae = components.get("vae")
-        return () if vae is None else release_vae(vae)
+    def release(self, components: Mapping[str, Any]) -> None:
+        if components.get("vae") is not None:
+            release_vae(components["vae"])
+
+    def uninstall(self, components: Mapping[str, Any]) -> None:
+        """Cut every cycle that ``install`` made: modules refer to what the session put on them, and that to them."""
+        for root in self.roots(components).values():
+            _uninstall_expert(root)
+        if components.get("vae") is not None:
+            close_slot(components["vae"])
 
 
 def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
@@ -80,8 +85,17 @@ def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
     forward = None
     if claimed(*source.SEAMS_OF_ROOT):
         kind = OpenVaceRoot if hasattr(root, "vace_blocks") else OpenRoot
-        forward = kind(root, wrap).forward
+        forward = kind(root, wrap).as_forward()
     install_root(root, expert, wiring, wrap, forward)
+
+
+def _uninstall_expert(root: Any) -> None:
+    for block, _, _ in _blocks(root):
+        close_block(block)
+        close_attention(block.attn1)
+        close_attention(block.attn2)
+        close_linears(block)
+    close_root(root)
 
 
 def _blocks(root: Any) -> Iterator[tuple[Any, str, int]]:

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from wf_core.api import specialise
+from wf_plugin_wan.closed import SLOT, close_slot
 from wf_plugin_wan.sites import Wrap
-
-SLOT = "_wf"
 
 
 def _namespace(stock: type) -> Mapping[str, Any]:
@@ -34,3 +33,10 @@ def open_linears(block: nn.Module, wrap: Wrap, path: str, index: int) -> None:
             if chain is not stock:
                 setattr(layer, SLOT, chain)
                 specialise(layer, _namespace)
+
+
+def close_linears(block: nn.Module) -> None:
+    """Drop the chains, each of which ends in the stock forward of the layer that holds it."""
+    for layer in block.modules():
+        if isinstance(layer, nn.Linear):
+            close_slot(layer)

@@ -15,9 +15,7 @@ from diffusers.models.transformers import transformer_wan
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
 from wf_plugin_wan.sites import Wrap
-
-TEXT_TOKENS = 512
-"""The stock processor takes the last 512 context tokens for the text and what precedes them for the image."""
+from wf_plugin_wan.stock import TEXT_TOKENS
 
 
 def apply_rope(
@@ -46,6 +44,7 @@ class OpenProcessor(WanAttnProcessor):  # type: ignore[misc]
 
     def __init__(self, stock: WanAttnProcessor, wrap: Wrap, path: str, index: int, role: str) -> None:
         super().__init__()
+        self._stock = stock
         self._attention_backend = stock._attention_backend
         self._parallel_config = stock._parallel_config
         here: dict[str, Any] = {"path": path, "index": index}
@@ -62,6 +61,11 @@ class OpenProcessor(WanAttnProcessor):  # type: ignore[misc]
         stock = self._attend_image
         self._attend_image = wrap("attention", stock, role="image", path=path, index=index)
         self.claimed = self.claimed or self._attend_image is not stock
+
+    def close(self) -> WanAttnProcessor:
+        """Drop the seams, which refer back to this processor; returns the stock one."""
+        del self._attend, self._attend_image, self._rope
+        return self._stock
 
     def __call__(
         self,
@@ -136,3 +140,9 @@ def open_attention(attn: Any, wrap: Wrap, path: str, index: int, role: str) -> N
         processor.open_image(wrap, path, index)
     if processor.claimed:
         attn.processor = processor
+
+
+def close_attention(attn: Any) -> None:
+    """Give the stock processor back to an attention module of the copy that ``open_attention`` was given."""
+    if isinstance(attn.processor, OpenProcessor):
+        attn.processor = attn.processor.close()

@@ -107,3 +107,8 @@ def open_block(block: Any, wrap: Wrap, path: str, index: int) -> None:
     """Give one block of the copy the open forward."""
     kind = OpenVaceBlock if hasattr(block, "proj_out") else OpenBlock
     block.forward = kind(block, wrap, path, index)
+
+
+def close_block(block: Any) -> None:
+    """Take the open forward away, which refers to the block that refers to it."""
+    block.__dict__.pop("forward", None)

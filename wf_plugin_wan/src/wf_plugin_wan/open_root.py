@@ -6,6 +6,7 @@ temb ``[B, D]`` and timestep_proj ``[B, 6, D]``, or ``[B, L, D]`` and ``[B, L, 6
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,16 +20,65 @@ def no_modulation(temb: torch.Tensor, timestep_proj: torch.Tensor) -> None:
     """What the ``modulation`` seam stands around: nothing, it is read only."""
 
 
-class OpenRoot:
-    """``forward(root, ...)`` of ``WanTransformer3DModel``. Gradient checkpointing is not offered: same values."""
+class Blocks:
+    """The stock computation of the ``stack`` seam: all blocks, one after another."""
 
     def __init__(self, root: Any, wrap: Wrap) -> None:
-        self._stack = Span(self._run_blocks, wrap, "stack")
         self._blocks = [
             Span(block, wrap, "block", path=f"blocks.{i}", index=i) for i, block in enumerate(root.blocks)
         ]
+
+    def __call__(
+        self, x: torch.Tensor, text: torch.Tensor, timestep_proj: torch.Tensor, rotary: Any
+    ) -> Any:
+        for block in self._blocks:
+            x = block(x, text, timestep_proj, rotary)
+        return x
+
+
+class VaceBlocks(Blocks):
+    """The control blocks, the main blocks and the hints; a ``block`` is a main block, without the hint after it."""
+
+    def __init__(self, root: Any, wrap: Wrap) -> None:
+        super().__init__(root, wrap)
+        self._vace_blocks = list(root.vace_blocks)
+        self._vace_layers = frozenset(root.config.vace_layers)
+
+    def __call__(  # type: ignore[override]
+        self,
+        x: torch.Tensor,
+        text: torch.Tensor,
+        timestep_proj: torch.Tensor,
+        rotary: Any,
+        control: torch.Tensor,
+        scales: tuple[torch.Tensor, ...],
+    ) -> Any:
+        hints = []
+        for vace_block, scale in zip(self._vace_blocks, scales, strict=True):
+            hint, control = vace_block(x, text, control, timestep_proj, rotary)
+            hints.append((hint, scale))
+        hints.reverse()
+        for i, block in enumerate(self._blocks):
+            x = block(x, text, timestep_proj, rotary)
+            if i in self._vace_layers:
+                hint, scale = hints.pop()
+                x = x + hint.to(x.device) * scale
+        return x
+
+
+class OpenRoot:
+    """``forward(root, ...)`` of ``WanTransformer3DModel``. Gradient checkpointing is not offered: same values."""
+
+    blocks: type[Blocks] = Blocks
+
+    def __init__(self, root: Any, wrap: Wrap) -> None:
+        self._stack = Span(self.blocks(root, wrap), wrap, "stack")
         self._modulation = wrap("modulation", no_modulation)
-        self.forward = apply_lora_scale("attention_kwargs")(self._forward)
+
+    def as_forward(self) -> Callable[..., Any]:
+        """The function of ``(root, ...)``, under the stock forward's decorator."""
+        forward: Callable[..., Any] = apply_lora_scale("attention_kwargs")(self._forward)
+        return forward
 
     def _forward(
         self,
@@ -60,25 +110,11 @@ class OpenRoot:
     def _control(self, root: Any, x: torch.Tensor) -> tuple[Any, ...]:
         return ()
 
-    def _run_blocks(
-        self, x: torch.Tensor, text: torch.Tensor, timestep_proj: torch.Tensor, rotary: Any
-    ) -> Any:
-        for block in self._blocks:
-            x = block(x, text, timestep_proj, rotary)
-        return x
-
 
 class OpenVaceRoot(OpenRoot):
-    """``forward(root, ...)`` of ``WanVACETransformer3DModel``.
+    """``forward(root, ...)`` of ``WanVACETransformer3DModel``; its ``stack`` is one span, with the hints inside."""
 
-    The ``stack`` is one span over the control blocks, the main blocks and the hints; a ``block`` is a main block,
-    without the hint that is added after it.
-    """
-
-    def __init__(self, root: Any, wrap: Wrap) -> None:
-        super().__init__(root, wrap)
-        self._vace_blocks = list(root.vace_blocks)
-        self._vace_layers = frozenset(root.config.vace_layers)
+    blocks = VaceBlocks
 
     def _embed(self, root: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         x: torch.Tensor = root.patch_embedding(hidden_states)
@@ -105,27 +141,6 @@ class OpenVaceRoot(OpenRoot):
         control = root.vace_patch_embedding(control_hidden_states).flatten(2).transpose(1, 2)
         padding = control.new_zeros(x.shape[0], x.size(1) - control.size(1), control.size(2))
         return torch.cat([control, padding], dim=1), scales
-
-    def _run_blocks(  # type: ignore[override]
-        self,
-        x: torch.Tensor,
-        text: torch.Tensor,
-        timestep_proj: torch.Tensor,
-        rotary: Any,
-        control: torch.Tensor,
-        scales: tuple[torch.Tensor, ...],
-    ) -> Any:
-        hints = []
-        for vace_block, scale in zip(self._vace_blocks, scales, strict=True):
-            hint, control = vace_block(x, text, control, timestep_proj, rotary)
-            hints.append((hint, scale))
-        hints.reverse()
-        for i, block in enumerate(self._blocks):
-            x = block(x, text, timestep_proj, rotary)
-            if i in self._vace_layers:
-                hint, scale = hints.pop()
-                x = x + hint.to(x.device) * scale
-        return x
 
 
 def embed_conditions(

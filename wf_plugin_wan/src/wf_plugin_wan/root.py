@@ -12,9 +12,9 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from wf_core.api import Context, Wiring, specialise
+from wf_plugin_wan.closed import SLOT, close_slot
 from wf_plugin_wan.sites import Wrap
 
-SLOT = "_wf"
 NEEDED = ("hidden_states", "timestep", "encoder_hidden_states")
 
 
@@ -34,7 +34,7 @@ class RootCalls:
         self._forward = forward
         self._patch = root.config.patch_size
         self._names = tuple(inspect.signature(type(root).forward).parameters)[1:]
-        stock = self._sample
+        stock = functools.partial(_sample, forward, root)
         self._chain = wrap("guidance", wrap("denoiser", stock))
         self._claimed = self._chain is not stock
 
@@ -64,8 +64,10 @@ class RootCalls:
         sample = self._chain(arguments)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
-    def _sample(self, arguments: Mapping[str, Any]) -> Any:
-        return self._forward(self._root, **arguments, return_dict=False)[0]
+
+def _sample(forward: Callable[..., Any], root: Any, arguments: Mapping[str, Any]) -> Any:
+    """The end of the chain: the stock (or open) forward."""
+    return forward(root, **arguments, return_dict=False)[0]
 
 
 def _namespace(stock: Any) -> Mapping[str, Any]:
@@ -93,3 +95,9 @@ def install_root(
     forward = open_forward or type(root).forward
     setattr(root, SLOT, RootCalls(root, expert, wiring, wrap, forward))
     specialise(root, _namespace)
+
+
+def close_root(root: Any) -> None:
+    """Cut the two cycles through a root: the session's slot, and the registry that ``cache_context`` made on it."""
+    close_slot(root)
+    root.__dict__.pop("_diffusers_hook", None)

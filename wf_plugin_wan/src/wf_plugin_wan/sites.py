@@ -28,23 +28,32 @@ class Span:
     through. A span belongs to one session, whose calls come one after another.
     """
 
-    __slots__ = ("_chain", "_rest", "_stock", "claimed")
+    __slots__ = ("_chain", "_inner", "claimed")
 
     def __init__(self, stock: Callable[..., Any], wrap: Wrap, seam: str, **site: Any) -> None:
-        inner = self._inner
-        self._stock = stock
-        self._rest: tuple[Any, ...] = ()
-        self._chain = wrap(seam, inner, **site)
-        self.claimed = self._chain is not inner
+        self._inner = _Inner(stock)
+        self._chain = wrap(seam, self._inner, **site)
+        self.claimed = self._chain is not self._inner
 
     def __call__(self, x: Any, *rest: Any) -> Any:
+        inner = self._inner
         if not self.claimed:
-            return self._stock(x, *rest)
-        self._rest = rest
+            return inner.stock(x, *rest)
+        inner.rest = rest
         try:
             return self._chain(x)
         finally:
-            self._rest = ()
+            inner.rest = ()
 
-    def _inner(self, x: Any) -> Any:
-        return self._stock(x, *self._rest)
+
+class _Inner:
+    """The end of a span's chain. An object of its own, so that the chain does not refer back to the span."""
+
+    __slots__ = ("rest", "stock")
+
+    def __init__(self, stock: Callable[..., Any]) -> None:
+        self.stock = stock
+        self.rest: tuple[Any, ...] = ()
+
+    def __call__(self, x: Any) -> Any:
+        return self.stock(x, *self.rest)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,8 @@ from diffusers.models.autoencoders.vae import DecoderOutput
 from diffusers.models.modeling_outputs import AutoencoderKLOutput
 
 from wf_core.api import Wiring, specialise
+from wf_plugin_wan.closed import SLOT
 from wf_plugin_wan.sites import wrapper
-
-SLOT = "_wf"
 
 
 class VaeCalls:
@@ -20,17 +20,14 @@ class VaeCalls:
 
     def __init__(self, vae: Any, wiring: Wiring) -> None:
         wrap = wrapper(wiring, "vae")
-        self._vae = vae
-        self._stock: Any = type(vae)
-        self.decode = wrap("vae.decode", self._decode)
-        self.encode = wrap("vae.encode", self._encode)
+        stock: Any = type(vae)
+        self.decode = wrap("vae.decode", partial(_first_of, stock.decode, vae))
+        self.encode = wrap("vae.encode", partial(_first_of, stock.encode, vae))
 
-    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
-        video: torch.Tensor = self._stock.decode(self._vae, latents, return_dict=False)[0]
-        return video
 
-    def _encode(self, video: torch.Tensor) -> Any:
-        return self._stock.encode(self._vae, video, return_dict=False)[0]
+def _first_of(method: Any, vae: Any, given: torch.Tensor) -> Any:
+    """The stock ``decode`` or ``encode``: the video, or the distribution of the latents."""
+    return method(vae, given, return_dict=False)[0]
 
 
 def _namespace(stock: type) -> Mapping[str, Any]:
@@ -55,9 +52,7 @@ def install_vae(vae: Any, wiring: Wiring) -> None:
         specialise(vae, _namespace)
 
 
-def release_vae(vae: Any) -> Iterable[torch.Tensor]:
-    """Clear the causal cache, which a decode that raised leaves populated; returns the tensors still there."""
+def release_vae(vae: Any) -> None:
+    """Clear the causal cache, which a decode that raised leaves populated."""
     if "_feat_map" in vae.__dict__:
         vae.clear_cache()
-    lists = (vae.__dict__.get(key) or () for key in ("_feat_map", "_enc_feat_map"))
-    return tuple(item for kept in lists for item in kept if isinstance(item, torch.Tensor))

@@ -72,4 +72,5 @@ class ChannelsLastDecoder(WanDecoder):
         return {"converted_weights": len(self._converted), "probe_layout": self._probe}
 
     def close(self) -> None:
+        super().close()
         self._converted = []

@@ -21,10 +21,14 @@ class WanDecoder(VaeDecoder):
     A decode that raises leaves them behind; here they are dropped on every exit.
     """
 
-    vae: AutoencoderKLWan
+    vae: Any = None
+    """The session's own VAE; None before ``prepare`` and after ``close``."""
 
     def prepare(self, components: Mapping[str, Any]) -> None:
         self.vae = components.get("vae")
+
+    def close(self) -> None:
+        self.vae = None
 
     def check(self, run: RunView) -> Iterable[str]:
         if not isinstance(self.vae, AutoencoderKLWan):

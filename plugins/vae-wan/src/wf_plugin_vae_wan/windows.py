@@ -64,8 +64,7 @@ class WindowedDecoder(WanDecoder):
         self._last = []
 
     def decode_all(self, inner: Decode, latents: torch.Tensor) -> torch.Tensor:
-        parts = latents.split(1) if self.vae.use_slicing else (latents,)
-        video = torch.cat([decode_in_windows(self.vae, part, self._size) for part in parts])
+        video = decode_in_windows(self.vae, latents, self._size)
         self._last = [end - start for start, end in windows(latents.shape[2], self._size)]
         self.counters.add("windows", len(self._last) - 1)
         if len(self._last) > 2:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from wf_core.catalog import Catalog, Offer
-from wf_core.cli.output import print_json, print_pairs, print_table
+from wf_core.cli.output import print_json, print_pairs, print_table, soundness
 from wf_core.discovery import PluginRecord, discover
 from wf_core.facts import Facts
 from wf_core.values import show, thaw
@@ -23,26 +23,32 @@ MACHINE = ("device.", "package.", "process.", "python", "platform")
 @click.command("doctor")
 @click.option("--seconds", default=60.0, show_default=True, help="Time limit for importing one plugin.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-def command(seconds: float, as_json: bool) -> None:
+def command(seconds: float, as_json: bool) -> int:
     """What this machine can run, and why not the rest.
 
-    Each available plugin is imported in a child process with a time limit; nothing is imported here.
+    Each available plugin is imported in a child process with a time limit; nothing is imported here. WF_STRICT=1 ends
+    with exit code 2 when a plugin is broken or ambiguous.
     """
     from wf_core.facts.device import device_facts
     from wf_core.facts.process import process_facts
 
-    catalog = Catalog.of(discover())
+    discovery = discover()
+    catalog = Catalog.of(discovery)
     facts = device_facts().merged(process_facts(catalog.packages()))
     plugins = [(record, *probe(record, seconds)) for record in catalog.records]
+    for record, state, why in plugins:
+        if state == "broken" != record.state:
+            record.remember_fault(why)
     features = [(offer, *verdict(offer, facts)) for offer in catalog.features()]
     if as_json:
         print_json(_as_json(facts, plugins, features))
-        return
+        return soundness(discovery)
     print_pairs({name: _fact(facts, name) for name in facts})
     click.echo()
     print_table(["plugin", "state", "why"], [[r.name, state, why] for r, state, why in plugins])
     click.echo()
     print_table(["feature", "here", "why not"], [[o.feature.name, state, why] for o, state, why in features])
+    return soundness(discovery)
 
 
 def probe(record: PluginRecord, seconds: float) -> tuple[str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from wf_core.cli.output import print_json, print_table
-from wf_core.discovery import Discovery, PluginRecord, discover
+from wf_core.cli.output import print_json, print_table, soundness
+from wf_core.discovery import PluginRecord, discover
 from wf_core.vocabulary import HOST_API, KINDS, SCHEMA
 
 
@@ -21,15 +21,15 @@ def command(kind: str | None, as_json: bool) -> int:
     """Every installed plugin with its state and reason.
 
     WF_BLOCK and WF_ONLY take plugin names or dist:NAME, separated by commas. WF_STRICT=1 ends with exit code 2 when a
-    plugin is broken or ambiguous.
+    plugin is broken or ambiguous, or when WF_BLOCK or WF_ONLY names a plugin that is not there.
     """
-    discovery = discover()
+    discovery = discover(tolerant=True)
     records = [record for record in discovery.plugins if kind is None or kind in kinds_of(record)]
     if as_json:
         print_json(listing(records))
     else:
         _print(records)
-    return _strict(discovery)
+    return soundness(discovery)
 
 
 def kinds_of(record: PluginRecord) -> set[str]:
@@ -97,11 +97,3 @@ def _print(records: list[PluginRecord]) -> None:
             click.echo(f"{record.name}: {record.state}: {record.reason}")
         for note in record.notes:
             click.echo(f"{record.name}: note: {note}")
-
-
-def _strict(discovery: Discovery) -> int:
-    faults = discovery.strict_faults()
-    if faults:
-        named = "; ".join(f"{record.name} is {record.state}: {record.reason}" for record in faults)
-        click.echo(f"wf: WF_STRICT: {named}", err=True)
-    return 2 if faults else 0

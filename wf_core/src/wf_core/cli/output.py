@@ -9,10 +9,25 @@ from typing import Any
 
 import click
 
+from wf_core.discovery import Discovery
+from wf_core.errors import BadInput
+
 
 def print_json(value: Mapping[str, Any]) -> None:
     """The one object that ``--json`` promises on stdout."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def soundness(discovery: Discovery) -> int:
+    """The exit code of a command that shows what is there, whatever its state; what is wrong goes to stderr."""
+    wrong = list(discovery.problems)
+    try:
+        discovery.require_sound()
+    except BadInput as error:
+        wrong.append(str(error))
+    if wrong:
+        click.echo("wf: " + " ".join("; ".join(wrong).split()), err=True)
+    return 2 if wrong and discovery.strict else 0
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

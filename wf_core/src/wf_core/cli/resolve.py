@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from wf_core.catalog import Catalog
 from wf_core.cli.output import print_json
-from wf_core.cli.settings import collect_settings, parse_settings, settings_options
-from wf_core.discovery import discover
-from wf_core.errors import BadInput, Refused
-from wf_core.facts import Facts
-from wf_core.names import did_you_mean
+from wf_core.cli.settings import collect_settings, model_defaults, parse_settings, settings_options
+from wf_core.errors import Refused
 from wf_core.vocabulary import SCHEMA
 
 
@@ -42,57 +37,31 @@ def command(
 
     Exit code 0: legal, 2: refused.
     """
-    from wf_core.resolve import resolve
+    from wf_core.facts.run import RUN_OPTIONS
+    from wf_core.host import Host
 
-    catalog = Catalog.of(discover())
     run = {**parse_settings(run_settings), **{key: value for key, value in call.items() if value is not None}}
     request = collect_settings(settings, load_json)
-    facts, defaults = known_facts(catalog, model, family)
+    host = Host.discover()
+    defaults = {key: item for key, item in model_defaults(host, model).items() if key in RUN_OPTIONS}
     try:
-        plan = resolve(request, facts, catalog, run={**defaults, **run})
+        plan = host.resolve(model, request, run={**defaults, **run}, family=family)
     except Refused as refused:
         return _refused(refused, as_json)
     if as_json:
         warnings = [warning.to_json() for warning in plan.warnings]
         result = {"schema": SCHEMA, "legal": True, "plan": plan.to_json(), "unknown": list(plan.unknown())}
-        print_json({**result, "warnings": warnings, "not_activatable": []})
+        print_json({**result, "warnings": warnings})
     else:
         click.echo(plan.explain())
     return 0
 
 
-def known_facts(catalog: Catalog, model: str, family: str | None) -> tuple[Facts, Mapping[str, Any]]:
-    """Facts about the model and this machine, and the call arguments that a registered model declares."""
-    from wf_core.facts.device import device_facts
-    from wf_core.facts.process import process_facts
-    from wf_core.facts.run import RUN_OPTIONS
-
-    declared = catalog.model(model)
-    defaults = declared.defaults_dict() if declared is not None else {}
-    facts = (
-        _model_facts(catalog, model, family).merged(device_facts()).merged(process_facts(catalog.packages()))
-    )
-    return facts, {name: value for name, value in defaults.items() if name in RUN_OPTIONS}
-
-
-def _model_facts(catalog: Catalog, model: str, family: str | None) -> Facts:
-    from wf_core.facts.model import facts_from_directory, model_id
-
-    declared = catalog.model(model)
-    if declared is not None and declared.path:
-        return facts_from_directory(catalog.model_directory(declared), catalog.manifests)
-    if declared is not None:
-        return Facts.of({"model.id": declared.name, "model.family": declared.family}, "manifest")
-    if Path(model).is_dir():
-        return facts_from_directory(model, catalog.manifests)
-    if family is not None:
-        return Facts.of({"model.id": model_id(model, ()), "model.family": family}, "--family")
-    hint = did_you_mean(model, catalog.model_names(), "; give a checkpoint directory, or an id with --family")
-    raise BadInput(f"no model {model!r}: neither a directory nor a registered name{hint}")
-
-
 def _refused(refused: Refused, as_json: bool) -> int:
+    """The whole refusal on stdout, one line of it on stderr."""
     if as_json:
         print_json(refused.refusal.to_json())
-    click.echo(refused.refusal.explain() if not as_json else f"wf: {refused.refusal.one_line()}", err=True)
+    else:
+        click.echo(refused.refusal.explain())
+    click.echo(f"wf: {refused.refusal.one_line()}", err=True)
     return 2

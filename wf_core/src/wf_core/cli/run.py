@@ -67,7 +67,7 @@ def command(
     defaults = model_defaults(host, model)
     known = {key: call[key] if call[key] is not None else defaults.get(key) for key in CALL_KEYS}
     known = {key: value for key, value in known.items() if value is not None}
-    plan = host.resolve(model, request, run=known)
+    plan = host.resolve(model, request, run=known, facts={"device.type": device.partition(":")[0]})
     result = generate(
         host, model, plan, {**known, "prompt": prompt, "negative_prompt": negative_prompt}, seed,
         dtype or str(defaults.get("dtype", "float32")), device,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from wf_core.errors import BadInput
 from wf_core.names import switch_key
+from wf_core.request_keys import differ
 from wf_core.values import show
+
+if TYPE_CHECKING:
+    from wf_core.host import Host
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,7 +61,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     for text in settings:
         key, value = parse_setting(text)
         before = spelled.setdefault(switch_key(key), key)
-        if before in request and request[before] != value:
+        if before in request and differ(request[before], value):
             raise BadInput(f"{key} is set twice: {show(request[before])} and {show(value)}")
         request[before] = value
     return request
@@ -69,6 +73,12 @@ def collect_settings(settings: Sequence[str], load_json: Path | None) -> dict[st
     wins = {switch_key(key) for key in own}
     loaded = read_json_object(load_json) if load_json is not None else {}
     return {**{key: value for key, value in loaded.items() if switch_key(key) not in wins}, **own}
+
+
+def model_defaults(host: Host, model: str) -> Mapping[str, Any]:
+    """The call defaults that a registered model declares; empty for a directory or an id."""
+    declared = host.model(model)
+    return declared.defaults_dict() if declared is not None else {}
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from wf_core.vocabulary import SCHEMA
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def command(feature: str, as_json: bool) -> None:
     """Everything that FEATURE declares: switches, options with their ranges, conditions, evidence, state."""
-    offers = find(Catalog.of(discover()), feature)
+    offers = find(Catalog.of(discover().require_sound()), feature)
     if as_json:
         print_json({"schema": SCHEMA, "features": [describe(offer) for offer in offers]})
         return

@@ -10,21 +10,29 @@ import attrs
 
 @attrs.frozen
 class WeightSummary:
-    """What is known of a component's tensors without reading them."""
+    """What is known of a component's tensors without reading them.
+
+    ``device`` is the type of the device on which the first one lies, "" on disk; ``training``: the component is in
+    train mode and some tensor of it takes gradients.
+    """
 
     bytes: int
     dtype: str
     modules: tuple[str, ...]
+    device: str = ""
+    training: bool = False
 
     @classmethod
-    def of(cls, tensors: Mapping[str, tuple[str, int]]) -> WeightSummary:
+    def of(
+        cls, tensors: Mapping[str, tuple[str, int]], device: str = "", training: bool = False
+    ) -> WeightSummary:
         """From tensor name -> (dtype, bytes). The dtype is the one that holds most bytes."""
         by_dtype: dict[str, int] = {}
         for dtype, size in tensors.values():
             by_dtype[dtype] = by_dtype.get(dtype, 0) + size
         dtype = max(sorted(by_dtype), key=lambda name: by_dtype[name], default="")
         parts = {part for name in tensors for part in name.split(".")[:-1] if not part.isdigit()}
-        return cls(sum(by_dtype.values()), dtype, tuple(sorted(parts)))
+        return cls(sum(by_dtype.values()), dtype, tuple(sorted(parts)), device, training)
 
 
 @attrs.frozen

@@ -35,6 +35,17 @@ def device_facts(environ: Mapping[str, str] | None = None) -> Facts:
         pynvml.nvmlShutdown()
 
 
+def with_machine(model: Facts, machine: Facts) -> Facts:
+    """Both together. Where a live model's parameters lie counts, whatever else the machine has: a model on the CPU of a
+    machine with a GPU has no compute capability, no name of a device, and so on.
+    """
+    there = model.get("device.type", machine.get("device.type"))
+    if there != machine.get("device.type"):
+        others = [name for name in machine if name.startswith("device.") and name != "device.count"]
+        machine = machine.with_(dict.fromkeys(others), source=f"parameters lie on {there}")
+    return machine.merged(model)
+
+
 def visible_devices(count: int, environ: Mapping[str, str]) -> tuple[int, ...]:
     """The indices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ids that are no numbers keep their place."""
     wanted = environ.get("CUDA_VISIBLE_DEVICES")

@@ -39,11 +39,16 @@ def _component(name: str, item: Any) -> ComponentConfig:
 
 
 def _summary(module: Any) -> WeightSummary:
+    parameters = dict(module.named_parameters())
+    first = next(iter(parameters.values()), None)
+    learns = getattr(module, "training", False) and any(p.requires_grad for p in parameters.values())
     return WeightSummary.of(
         {
             name: (str(parameter.dtype).removeprefix("torch."), parameter.numel() * parameter.element_size())
-            for name, parameter in module.named_parameters()
-        }
+            for name, parameter in parameters.items()
+        },
+        device="" if first is None else str(first.device.type),
+        training=bool(learns),
     )
 
 

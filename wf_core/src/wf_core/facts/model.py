@@ -9,7 +9,7 @@ from typing import Any
 
 from wf_core.declarations import FactSource, FamilyDecl
 from wf_core.facts import Fact, Facts
-from wf_core.facts.configs import ComponentConfig, ComponentConfigs
+from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary
 from wf_core.facts.directory import read_directory
 from wf_core.facts.live import read_pipeline
 from wf_core.manifest import Manifest
@@ -25,6 +25,11 @@ def facts_from_pipeline(pipe: Any, manifests: Iterable[Manifest]) -> Facts:
 def facts_from_directory(path: Path | str, manifests: Iterable[Manifest]) -> Facts:
     """Facts of a checkpoint directory. Raises `BadInput` naming a file that is missing or corrupt."""
     return _facts(read_directory(Path(path)), tuple(manifests))
+
+
+def facts_from_name(name: str, family: str, source: str) -> Facts:
+    """What a model's name and family say, where its files are not at hand."""
+    return Facts.of({"model.id": model_id(name, ()), "model.family": family, "model.training": False}, source)
 
 
 def model_id(name: str, manifests: Iterable[Manifest]) -> str:
@@ -59,6 +64,7 @@ def _facts(configs: ComponentConfigs, manifests: tuple[Manifest, ...]) -> Facts:
         "model.has_second_expert": Fact(any(name.endswith("_2") for name in experts), configs.source),
         "model.boundary_ratio": Fact(configs.pipeline_config.get("boundary_ratio"), configs.source),
         "model.hooked": Fact(configs.hooked, configs.source),
+        "model.training": Fact(any(w.training for w in _expert_weights(configs, experts)), configs.source),
     }
     if family is not None:
         first = configs.components[experts[0]]
@@ -110,9 +116,10 @@ def _from_source(source: FactSource, components: Mapping[str, ComponentConfig], 
 
 def _weights(configs: ComponentConfigs, experts: tuple[str, ...]) -> dict[str, Fact]:
     facts = {}
-    known = [configs.components[name].weights for name in experts]
-    weights = [summary for summary in known if summary is not None]
-    if weights and len(weights) == len(known):
+    weights = _expert_weights(configs, experts)
+    if weights and weights[0].device:
+        facts["device.type"] = Fact(weights[0].device, "parameters")
+    if weights and len(weights) == len(experts):
         facts["model.dtype"] = Fact(weights[0].dtype, "weights")
         facts["model.parameters_bytes"] = Fact(sum(summary.bytes for summary in weights), "weights")
         present = sorted({name for summary in weights for name in summary.modules})
@@ -123,6 +130,11 @@ def _weights(configs: ComponentConfigs, experts: tuple[str, ...]) -> dict[str, F
         if vae.weights is not None:
             facts["vae.dtype"] = Fact(vae.weights.dtype, "weights")
     return facts
+
+
+def _expert_weights(configs: ComponentConfigs, experts: tuple[str, ...]) -> list[WeightSummary]:
+    found = [configs.components[name].weights for name in experts]
+    return [summary for summary in found if summary is not None]
 
 
 def _with_derived(facts: Facts) -> Facts:

@@ -29,19 +29,17 @@ RUN_OPTIONS = {
 }
 
 
-def run_facts(arguments: Mapping[str, Any] | None, *, strict: bool = True) -> Facts:
+def run_facts(arguments: Mapping[str, Any] | None) -> Facts:
     """``run.height`` and so on. ``None`` values are left out, as not known.
 
-    Raises `BadInput` for a value of the wrong type; for an unknown name only when ``strict``, else it is skipped
-    (the arguments of a call hold prompts and tensors too).
+    Raises `BadInput` for an unknown name and for a value of the wrong type.
     """
     values = {}
     for name, value in (arguments or {}).items():
         option = RUN_OPTIONS.get(name)
         if option is None:
-            if strict:
-                raise BadInput(f"run.{name}: no such argument of a run{did_you_mean(name, RUN_OPTIONS)}")
-        elif value is not None:
+            raise BadInput(f"run.{name}: no such argument of a run{did_you_mean(name, RUN_OPTIONS)}")
+        if value is not None:
             values[f"run.{name}"] = option.convert(value, f"run.{name}")
     return Facts.of(values, "run")
 

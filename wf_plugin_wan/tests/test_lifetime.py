@@ -1,0 +1,126 @@
+"""Uninstalling cuts every cycle: without the garbage collector, a closed session's copy goes with its last name."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import WanPipeline, WanVACEPipeline
+
+ROOT = ("guidance", "denoiser", "stack", "block", "modulation")
+BLOCK = ("branch", "norm_modulate", "gated_residual")
+ATTENTION = ("attention", "rope")
+VAE = ("vae.decode", "vae.encode")
+LEVELS = {
+    "nothing": (),
+    "root": ROOT,
+    "block": BLOCK,
+    "attention": ATTENTION,
+    "linear": ("linear",),
+    "vae": VAE,
+    "all": (*ROOT, *BLOCK, *ATTENTION, "linear", *VAE, "placement"),
+}
+CLOSED = "belongs to a session that is closed"
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def arguments(**more: Any) -> dict[str, Any]:
+    text = torch.randn(1, 20, 32, generator=torch.Generator().manual_seed(2))
+    call = {"height": 32, "width": 48, "num_frames": 5, "num_inference_steps": 2, "guidance_scale": 3.0}
+    return {"prompt_embeds": text, "negative_prompt_embeds": text / 2, "output_type": "pt", **call, **more}
+
+
+def build(tiny: SimpleNamespace, kind: str) -> Any:
+    pipeline = WanVACEPipeline if kind == "vace" else WanPipeline
+    return tiny.pipe(pipeline, tiny.model(kind), tiny.vae())
+
+
+def use(pipe: Any, opened: Any) -> None:
+    with opened.run():
+        pipe(**arguments())
+
+
+def watch(opened: Any) -> list[weakref.ref[Any]]:
+    """Every module of the copies, every processor, and what the session put into them."""
+    watched: list[weakref.ref[Any]] = []
+    for component in opened.components.values():
+        for module in component.modules():
+            parts = (module, getattr(module, "processor", None), module.__dict__.get("forward"))
+            calls = module.__dict__.get("_wf")
+            watched += [weakref.ref(part) for part in (*parts, calls) if part is not None]
+    return watched
+
+
+def alive(watched: list[weakref.ref[Any]]) -> list[str]:
+    return [type(part).__name__ for ref in watched if (part := ref()) is not None]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["t2v", "vace"])
+def test_the_copy_goes_without_the_garbage_collector(
+    kind: str, level: str, tiny: SimpleNamespace, no_collector: None
+) -> None:
+    pipe, opened = tiny.open_pipe(build(tiny, kind), *LEVELS[level])
+    use(pipe, opened)
+    watched = watch(opened)
+    assert len(alive(watched)) > 100
+    opened.family.uninstall(opened.components)
+    opened.wiring.close()
+    del pipe, opened
+    assert alive(watched) == []
+
+
+def test_without_uninstalling_the_copy_stays(tiny: SimpleNamespace, no_collector: None) -> None:
+    """What the test above would not see if there were no cycles to cut."""
+    pipe, opened = tiny.open_pipe(build(tiny, "t2v"), *LEVELS["all"])
+    use(pipe, opened)
+    watched = watch(opened)
+    del pipe, opened
+    assert len(alive(watched)) > 100
+
+
+def test_what_somebody_kept_says_that_its_session_is_closed(tiny: SimpleNamespace) -> None:
+    pipe, opened = tiny.open_pipe(build(tiny, "t2v"), *LEVELS["all"])
+    use(pipe, opened)
+    opened.family.uninstall(opened.components)
+    root, vae = pipe.transformer, pipe.vae
+    with pytest.raises(RuntimeError, match=CLOSED):
+        root(**tiny.call("t2v"))
+    with pytest.raises(RuntimeError, match=CLOSED), root.cache_context("cond"):
+        pass
+    with pytest.raises(RuntimeError, match=CLOSED):
+        vae.decode(torch.randn(1, 16, 2, 4, 6))
+    with pytest.raises(RuntimeError, match=CLOSED):
+        vae.encode(torch.randn(1, 3, 5, 32, 32))
+    with pytest.raises(RuntimeError, match=CLOSED):
+        root.blocks[0].attn1.to_q(torch.randn(1, 2, tiny.width))
+
+
+def test_uninstalling_twice_and_without_a_vae_is_harmless(tiny: SimpleNamespace) -> None:
+    opened = tiny.open(tiny.model("t2v"), *ROOT, *BLOCK, *ATTENTION, "linear")
+    for _ in range(2):
+        opened.family.uninstall(opened.components)
+    with pytest.raises(RuntimeError, match=CLOSED):
+        opened.components["transformer"](**tiny.call("t2v"))
+
+
+def test_the_base_works_on(tiny: SimpleNamespace) -> None:
+    base = build(tiny, "t2v")
+    expected = base(**arguments(generator=torch.Generator().manual_seed(0))).frames
+    pipe, opened = tiny.open_pipe(base, *LEVELS["all"])
+    use(pipe, opened)
+    opened.family.uninstall(opened.components)
+    assert torch.equal(base(**arguments(generator=torch.Generator().manual_seed(0))).frames, expected)
+    assert not any("_wf" in module.__dict__ for module in base.transformer.modules())
