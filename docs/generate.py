@@ -1,4 +1,5 @@
-"""Writes the generated pages: docs/plugins.md, the table of plugins, from what ``wf list-plugins --json`` says.
+"""Writes the generated page docs/plugins.md: the request keys of the core from its own tables, and the plugins from
+what ``wf list-plugins --json`` says.
 
 ``--check`` writes nothing and ends with exit code 1 when a page is not up to date.
 """
@@ -10,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from wf_core import data
 
 PAGE = Path(__file__).with_name("plugins.md")
 HEAD = """# Plugins
@@ -38,8 +41,22 @@ def section(plugin: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def core_keys() -> str:
+    """The keys that belong to no plugin: those that choose a feature by name, and those of the host itself."""
+    table = data.table("selectors")
+    lines = ["## Keys of the core", "", "| key | values | what it does |", "|---|---|---|"]
+    for row in table["selector"]:
+        values = [*(f"`{value}`" for value in row["off"]), "a feature's name", "a mapping"]
+        lines.append(f"| `{row['name']}` | {', '.join(values)} | {row['doc']} |")
+    for row in table["host"]:
+        values = [f"`{value}`" for value in row.get("choices", [])] or [row["type"]]
+        later = "" if row.get("available", True) else " Not available yet."
+        lines.append(f"| `{row['name']}` | {', '.join(values)} | {row['doc']}{later} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
-    text = "\n".join([HEAD, *(section(plugin) for plugin in listing())])
+    text = "\n".join([HEAD, core_keys(), *(section(plugin) for plugin in listing())])
     if "--check" in sys.argv[1:]:
         return 0 if PAGE.exists() and PAGE.read_text() == text else 1
     PAGE.write_text(text)

@@ -50,6 +50,7 @@ def run(checkpoint, cwd, *more, model=None, out="out/clip.mp4", env=None):
 CASES = {
     "unknown key": (["-s", "feature_cash=teacache"], ["feature_cash", "feature_cache"]),
     "unknown key of a known plugin": (["-s", "magcache=true"], ["magcache", "wf-plugin-cache-magcache"]),
+    "the key of another family": (["-s", "vae_tiling=true"], ["vae_tiling", "vae_spatial_tiling"]),
     "wrong type": (["-s", "vae_temporal_chunk_size=many"], ["vae_temporal_chunk_size", "many"]),
     "boolean for a number": (["-s", "vae_temporal_chunk_size=true"], ["vae_temporal_chunk_size"]),
     "out of range": (["-s", "vae_temporal_chunk_size=0"], ["vae_temporal_chunk_size", "0", "1"]),

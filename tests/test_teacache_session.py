@@ -203,6 +203,19 @@ def test_a_stack_that_cannot_be_opened_is_refused_when_the_session_opens(host, b
         pass
 
 
+def test_only_a_driver_without_a_schedule_waits_for_the_device_and_ranks_agree_either_way(host, base):
+    """A pipeline's call always has a schedule; a bare transformer may be driven without, which the plan says."""
+    request = {"feature_cache": {"algorithm": "teacache", "coefficients": [1.0, 0.0]}}
+    effects = {}
+    for name, model in (("pipeline", models.p1()), ("bare", base)):
+        (feature,) = host.resolve(model, request).features
+        effects[name] = set(map(str, feature.effects))
+    assert effects["bare"] - effects["pipeline"] == {"host-sync@stack"}
+    for found in effects.values():
+        assert "rank-uniform-decision" in found
+        assert "rank-local-decision" not in found
+
+
 def test_without_a_preset_or_coefficients_it_is_refused(host, base):
     with pytest.raises(Refused, match="coefficients"):
         host.resolve(base, {"feature_cache": "teacache"})

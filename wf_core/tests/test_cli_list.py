@@ -275,8 +275,7 @@ def test_a_model_of_no_installed_family_is_refused_by_its_classes(
     site.cache("cache-good")
     result = wf("resolve", str(toy_checkpoint))
     assert result.exit_code == 2
-    assert "no installed plugin provides the model family of" in result.stderr
-    assert "ToyTransformer" in result.stderr
+    assert "no installed plugin provides the model family of ToyTransformer." in result.stderr
 
 
 @pytest.mark.parametrize(

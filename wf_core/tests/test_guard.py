@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -70,6 +72,13 @@ def change_attention_backend():
 
 
 CHANGES["diffusers_attention_backend"] = change_attention_backend
+CHANGES |= {
+    "working_directory": lambda: os.chdir("/"),
+    "recursion_limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 7),
+    "handler_of_interrupts": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    "logging_disabled_below": lambda: logging.disable(logging.INFO),
+    "threads_of_torch": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+}
 
 
 def test_every_setting_is_tested():

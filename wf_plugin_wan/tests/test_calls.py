@@ -248,8 +248,7 @@ def test_rounded_rope_tables_are_a_problem(tiny: SimpleNamespace) -> None:
     assert plan(tiny.pipe(WanPipeline, model, tiny.vae())).problems == ()
     problem = only_problem(tiny.pipe(WanPipeline, tiny.model("t2v").to(torch.bfloat16), tiny.vae()))
     assert (
-        "the rope tables of transformer were rounded to bfloat16; load with dtype instead of .to"
-        in problem
+        "the rope tables of transformer were rounded to bfloat16; load with dtype instead of .to" in problem
     )
 
 

@@ -17,6 +17,7 @@ MANIFEST = Manifest.load(Path(wf_plugin_wan.__file__).with_name("wf-plugin.toml"
 def test_the_manifest_names_every_seam_and_the_hook_gives_the_adapter() -> None:
     assert MANIFEST.family is not None
     assert set(MANIFEST.family.seams) == set(SEAMS)
+    assert MANIFEST.family.instead["vae_tiling"] == "vae_spatial_tiling"
     assert type(wf_plugin_wan.wf_model_family()).__name__ == "WanFamily"
 
 

@@ -65,9 +65,15 @@ def test_a_new_run_starts_with_no_evidence(provider, inputs):
 def test_the_cache_is_bounded(provider, inputs, monkeypatch):
     monkeypatch.setattr(providers, "_MOST_RECIPES", 3)
     math = provider("math")
+    sizes = []
     for length in range(1, 9):
         math.attend(*inputs(lq=length), None)
-    assert len(math._recipes) <= 3
+        sizes.append(len(math._recipes))
+    assert max(sizes) == 3
+    assert min(sizes) >= 1
+    seen = judged(math, monkeypatch)
+    math.attend(*inputs(lq=8), None)
+    assert seen == [], "the newest signature is still known"
 
 
 def test_calls_are_counted_by_the_handler(provider, inputs):

@@ -133,11 +133,11 @@ def test_a_refusal_is_remembered_and_repeated(provider, inputs):
     assert refusing.evidence() == {"operators": {}, "around": []}
 
 
-def test_dense_fallback_is_counted_with_its_reason(provider, inputs):
-    falling = provider("efficient")
-    falling.dense_on_ineligible = True
+def test_a_refused_call_is_an_attempt_and_no_success(provider, inputs):
+    """Whether something else runs in its place is the host's to decide: the provider itself never falls back."""
+    refusing = provider("efficient")
     q, k, v = inputs()
-    out = falling.handlers()["attention"](lambda *args: "stock", None, q, k, v, None)
-    assert out == "stock"
-    assert falling.counters.counts == {"attempts": 1}
-    assert falling.counters.reasons == ["efficient runs on cuda devices only, this call is on cpu"]
+    with pytest.raises(Ineligible, match="efficient runs on cuda devices only, this call is on cpu"):
+        refusing.handlers()["attention"](lambda *args: pytest.fail("ran in its place"), None, q, k, v, None)
+    assert refusing.counters.counts == {"attempts": 1}
+    assert refusing.counters.reasons == []

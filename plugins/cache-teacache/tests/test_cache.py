@@ -67,6 +67,20 @@ def test_leaving_the_domain_is_refused_before_the_first_call():
     assert player.inner_calls == 0
 
 
+@pytest.mark.parametrize(("later", "told"), [(0.1, True), (2.0, False)], ids=["once", "again"])
+def test_a_fault_in_the_first_steps_names_the_setting_that_leaves_them_out(later, told):
+    player = driver(coefficients=(-1.0, 0.5), threshold=1.0)
+    run = player.view(ramp_timesteps([0, 2.0, 0.1, later, 0.1, 0.1]))
+    (reason,) = player.cache.check(run)
+    assert "step 1 of 6" in reason
+    assert ("with first=2" in reason) == told
+    if told:
+        mended = driver(coefficients=(-1.0, 0.5), threshold=1.0, first=2)
+        run = mended.view(run.timesteps)
+        mended.begin(run)
+        assert {0, 1} <= set(mended.play(run)["cond"]) < set(range(6))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_signal_that_is_not_finite_is_refused(bad):
     player = driver(threshold=0.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from teacache_vectors import coefficients, vector
 
 import wf_plugin_cache_teacache
 from wf_core.api import BadInput
+from wf_core.testing import Manifest
 from wf_plugin_cache_teacache.presets import catalogue, read_file
 from wf_plugin_cache_teacache.rule import polynomial
 
@@ -89,22 +89,15 @@ def test_fitted_models_are_those_that_their_presets_name():
     assert listed == set(shipped.fitted), "a calibrated file needs its row in presets.json under fitted"
 
 
-def test_manifest_tables_name_the_same_models():
-    tables = tomllib.loads((HERE / "wf-plugin.toml").read_text())["table"]
-    assert {name: table["file"] for name, table in tables.items()} == dict.fromkeys(tables, "presets.json")
-    for table in tables.values():
-        found = DATA
-        for part in table["keys_at"].split("."):
-            found = found[part]
-        assert found
+def test_the_manifests_tables_name_the_models_that_code_knows():
+    shipped = catalogue()
+    known = {"fitted": set(shipped.fitted), "borrowed": set(shipped.borrowed)}
     for signal in ("e", "e0"):
-        models = {
-            model
-            for rows in (DATA["fitted"], DATA["borrowed"])
-            for model, row in rows.items()
-            if signal in row
-        }
-        assert sorted(models) == DATA["signals"][signal]
+        rows = (*shipped.fitted.items(), *shipped.borrowed.items())
+        known[f"with_{signal}"] = {model for model, row in rows if signal in row}
+    tables = Manifest.load(HERE / "wf-plugin.toml").tables
+    assert {name: set(keys) for name, keys in tables.items()} == known
+    assert all(known.values())
 
 
 GOOD = {

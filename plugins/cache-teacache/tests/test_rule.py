@@ -44,9 +44,14 @@ def test_schedule_with_every_intermediate_value(name):
     assert computed(decisions) == expected["compute_steps"]
     left = [decision.accumulator for decision in decisions]
     assert left == pytest.approx(expected["accumulator_after_step"], abs=case["tolerance"])
-    for index, estimate in enumerate(expected.get("p_d", ())):
-        if decisions[index].estimate is not None:
-            assert decisions[index].estimate == pytest.approx(estimate, abs=case["tolerance"])
+    estimates = expected.get("p_d") or [
+        expected["p(0.2)"] if d == 0.2 else polynomial(coefficients(given["preset"]), d) for d in given["d"]
+    ]
+    asked = [index for index, decision in enumerate(decisions) if decision.estimate is not None]
+    assert asked == list(range(given["retain_first"], len(given["d"]) - given["retain_last"]))
+    assert [decisions[index].estimate for index in asked] == pytest.approx(
+        [estimates[index] for index in asked], abs=case["tolerance"]
+    )
 
 
 @pytest.mark.parametrize("preset", SYNTHETIC)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 import wf_plugin_cache_teacache as plugin
 from wf_core.api import BadInput, Facts, FeatureCache
+from wf_plugin_cache_teacache import presets
 from wf_plugin_cache_teacache.presets import catalogue
 from wf_plugin_cache_teacache.settings import settle
 
@@ -31,6 +33,7 @@ def allowed(model):
         ("wan2.1-i2v-14b-720p", "wan2.1-i2v-14b-720p.e", 0.2),
         ("wan2.2-ti2v-5b", "wan2.2-ti2v-5b.e.lightx2v", 0.26),
         ("Wan2.1-T2V-1.3B", "wan2.1-t2v-1.3b.e", 0.07),
+        ("tiny-wan", "tiny-wan.e", 0.117),
     ],
 )
 def test_a_model_gets_its_own_fit_on_e_with_its_own_threshold(model, preset, threshold):
@@ -44,6 +47,16 @@ def test_signal_e0_takes_the_other_fit_with_its_retained_steps():
     found = settle({"signal": "e0"}, facts())
     assert found.source == "preset wan2.1-t2v-1.3b.e0"
     assert (found.threshold, found.signal, found.first, found.last) == (0.05, "e0", 5, 0)
+
+
+def test_e_is_taken_also_where_the_calibration_fitted_e0_better():
+    """The calibrated file names the signal with the higher R^2, which is what preset=FILE goes by, and nothing else."""
+    path = Path(presets.__file__).with_name("calibrated") / "tiny-wan.json"
+    assert presets.read_file(path).signal == "e0"
+    assert settle({}, facts("tiny-wan")).signal == "e"
+    assert settle({"preset": str(path)}, facts("tiny-wan")).signal == "e0"
+    found = settle({"signal": "e0"}, facts("tiny-wan"))
+    assert (found.source, found.threshold, found.first, found.last) == ("preset tiny-wan.e0", 0.0953, 5, 0)
 
 
 def test_given_options_win_and_zero_is_a_value():
@@ -139,6 +152,8 @@ def test_a_preset_file_gives_its_better_signal_unless_told_otherwise(preset_file
 
 
 def test_a_preset_file_of_other_weights_needs_allow_uncalibrated(preset_file):
+    unknown = facts("mine")
+    assert settle({"preset": preset_file}, unknown).lent == "", "weights of unknown hash are not compared"
     same = facts("mine", **{"model.checkpoint_hash": "abc"})
     other = facts("mine", **{"model.checkpoint_hash": "xyz"})
     assert settle({"preset": preset_file}, same).lent == ""

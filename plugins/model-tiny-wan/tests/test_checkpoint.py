@@ -15,7 +15,10 @@ def pipeline() -> WanPipeline:
 
 
 def test_the_weights_take_at_most_24_megabytes() -> None:
-    assert sum(path.stat().st_size for path in evaluate.CHECKPOINT.rglob("*.safetensors")) <= 24e6
+    files = {path.parent.name: path.stat().st_size for path in evaluate.CHECKPOINT.rglob("*.safetensors")}
+    assert set(files) == {"transformer", "vae", "text_encoder"}
+    assert min(files.values()) > 1e5
+    assert sum(files.values()) <= 24e6
 
 
 def test_the_tokenizer_knows_every_word_and_ends_with_eos(pipeline: WanPipeline) -> None:

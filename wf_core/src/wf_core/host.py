@@ -16,11 +16,12 @@ from wf_core.catalog import Catalog
 from wf_core.discovery import Discovery, PluginRecord, discover
 from wf_core.errors import BadInput, PluginFault
 from wf_core.facts import Facts
-from wf_core.facts.device import device_facts
-from wf_core.facts.model import facts_from_directory, facts_from_pipeline, model_id
+from wf_core.facts.device import device_facts, with_machine
+from wf_core.facts.model import facts_from_directory, facts_from_name, facts_from_pipeline
 from wf_core.facts.process import process_facts
 from wf_core.facts.run import run_facts
 from wf_core.loading import load_plugin
+from wf_core.names import did_you_mean
 from wf_core.open_sessions import alone
 from wf_core.plan import Plan
 from wf_core.resolve import resolve
@@ -51,8 +52,12 @@ class Host:
 
     @classmethod
     def discover(cls, path: Sequence[str] | None = None) -> Host:
-        """A host of every plugin on ``path`` (``sys.path`` by default); ``WF_BLOCK`` and ``WF_ONLY`` count."""
-        return cls(discover(path))
+        """A host of every plugin on ``path`` (``sys.path`` by default); ``WF_BLOCK`` and ``WF_ONLY`` count.
+
+        Raises ``BadInput`` when one of them names a plugin that is not there, and under ``WF_STRICT=1`` when a plugin
+        is broken or ambiguous.
+        """
+        return cls(discover(path).require_sound())
 
     @property
     def plugins(self) -> tuple[PluginRecord, ...]:
@@ -66,8 +71,7 @@ class Host:
         For a directory or a registered name only configs and safetensors headers are read. With ``family`` a text
         that is neither is taken as the id of a model of that family, about which nothing else is known.
         """
-        model = self._model_facts(base, family)
-        facts = self._machine.merged(model)
+        facts = with_machine(self._model_facts(base, family), self._machine)
         return facts.merged(run_facts(run)) if run else facts
 
     def resolve(
@@ -176,23 +180,24 @@ class Host:
         if declared is None:
             path = Path(model)
             if not path.is_dir():
-                names = ", ".join(sorted(self.catalog.model_names())) or "none"
-                raise BadInput(
-                    f"no model {str(model)!r}: not a directory, and registered models are: {names}"
-                )
+                names = self.catalog.model_names()
+                hint = did_you_mean(str(model), names, f"; registered are: {', '.join(names) or 'none'}")
+                raise BadInput(f"no model {str(model)!r}: neither a directory nor a registered name{hint}")
             return path
-        record = self.catalog.model_plugin(declared.name)
         if declared.path:
-            return Path(record.location) / declared.path
-        return Path(self.call_hook(record.name, "wf_model_source", name=declared.name))
+            return self.catalog.model_directory(declared)
+        plugin = self.catalog.model_plugin(declared.name).name
+        return Path(self.call_hook(plugin, "wf_model_source", name=declared.name))
 
     def _model_facts(self, base: Base, family: str | None) -> Facts:
         manifests = self.catalog.manifests
         if not isinstance(base, str | Path):
             return facts_from_pipeline(base, manifests)
-        if family and self.catalog.model(str(base)) is None and not Path(base).is_dir():
-            values = {"model.family": family, "model.id": model_id(str(base), manifests)}
-            return Facts.of(values, "named by the caller")
+        declared = self.catalog.model(str(base))
+        if declared is not None and not declared.path:  # where its files lie, only the plugin's code knows
+            return facts_from_name(declared.name, declared.family, "manifest")
+        if declared is None and family is not None and not Path(base).is_dir():
+            return facts_from_name(str(base), family, "named by the caller")
         return facts_from_directory(self.model_directory(base), manifests)
 
     @cached_property

@@ -159,8 +159,56 @@ def _show_function(value: Any) -> str:
     return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', repr(value))}"
 
 
+def _read_interrupt(signal: Any) -> Any:
+    return signal.getsignal(signal.SIGINT)
+
+
+def _write_interrupt(signal: Any, value: Any) -> None:
+    """Python lets the main thread alone set a handler; elsewhere the difference stays and is reported."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, value)
+
+
+_INTERPRETER = (
+    Setting(
+        "working_directory",
+        lambda os: os.getcwd(),
+        lambda os, value: os.chdir(value),
+        lambda os: "",
+        module="os",
+    ),
+    Setting(
+        "recursion_limit",
+        lambda sys: sys.getrecursionlimit(),
+        lambda sys, value: sys.setrecursionlimit(value),
+        lambda sys: 1000,
+        module="sys",
+    ),
+    Setting(
+        "handler_of_interrupts",
+        _read_interrupt,
+        _write_interrupt,
+        lambda signal: signal.default_int_handler,
+        module="signal",
+    ),
+    Setting(
+        "logging_disabled_below",
+        lambda logging: logging.root.manager.disable,
+        lambda logging, value: logging.disable(value),
+        lambda logging: 0,
+        module="logging",
+    ),
+)
+
 #: In the order of writing: the old matmul setting first, then the parents of the new ones, then their children.
 _ALL = (
+    *_INTERPRETER,
+    Setting(
+        "threads_of_torch",
+        lambda torch: torch.get_num_threads(),
+        lambda torch, value: torch.set_num_threads(value),
+        lambda torch: torch.get_num_threads(),
+    ),
     Setting(
         "default_dtype",
         lambda torch: torch.get_default_dtype(),

@@ -109,7 +109,7 @@ def _model_violations(facts: Facts, catalog: Catalog) -> Iterable[Violation]:
 
 
 def _classes(facts: Facts) -> str:
-    return ", ".join(facts.get("model.classes") or ()) or "this model"
+    return ", ".join(facts.get("model.denoisers") or facts.get("model.classes") or ()) or "this model"
 
 
 def _family_conditions(family: str, catalog: Catalog) -> tuple[Condition, ...]:

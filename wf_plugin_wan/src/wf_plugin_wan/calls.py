@@ -29,7 +29,11 @@ def plan_call(pipe: Any, arguments: Mapping[str, Any]) -> CallPlan:
     }
     if arguments.get("guidance_scale_2") is not None:
         facts["run.guidance_scale_2"] = arguments["guidance_scale_2"]
-    problems += [*checks.parts(pipe, arguments), *checks.rope_tables(roots), *checks.text_length(roots, arguments)]
+    problems += [
+        *checks.parts(pipe, arguments),
+        *checks.rope_tables(roots),
+        *checks.text_length(roots, arguments),
+    ]
     if roots:
         geometry, sizes = measure(pipe, next(iter(roots.values())), arguments)
         problems += sizes

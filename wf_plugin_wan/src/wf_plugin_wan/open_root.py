@@ -28,9 +28,7 @@ class Blocks:
             Span(block, wrap, "block", path=f"blocks.{i}", index=i) for i, block in enumerate(root.blocks)
         ]
 
-    def __call__(
-        self, x: torch.Tensor, text: torch.Tensor, timestep_proj: torch.Tensor, rotary: Any
-    ) -> Any:
+    def __call__(self, x: torch.Tensor, text: torch.Tensor, timestep_proj: torch.Tensor, rotary: Any) -> Any:
         for block in self._blocks:
             x = block(x, text, timestep_proj, rotary)
         return x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wf_plugin_cache_teacache.rule import Distances, StepDecision, first_fault, schedule
@@ -81,6 +81,16 @@ def fault(plan: StaticPlan, settings: Settings) -> str:
     return (
         f"teacache: at step {index} of {len(plan.decisions)} (counted from 0, timestep "
         f"{plan.timesteps[index]:g}) the signal {settings.signal} changes by d={decision.distance:.4g}, where the "
-        f"polynomial of {settings.source} gives {decision.estimate:.4g}: {harm}; use a number of steps and a shift "
-        "nearer to those of the fit, or calibrate for this schedule with `wf calibrate teacache`."
+        f"polynomial of {settings.source} gives {decision.estimate:.4g}: {harm}; {_way_out(plan, settings, index)}"
+        "use a number of steps and a shift nearer to those of the fit, or calibrate for this schedule with "
+        "`wf calibrate teacache`."
     )
+
+
+def _way_out(plan: StaticPlan, settings: Settings, index: int) -> str:
+    """The setting of ``first`` that leaves the faulty step out, where that mends the schedule and skips are left."""
+    mended = replace(settings, first=index + 1)
+    decisions = decide_all(plan.distances, mended)
+    if first_fault(decisions, settings.threshold) is not None or all(d.compute for d in decisions):
+        return ""
+    return f"compute it always, with first={mended.first}, or "

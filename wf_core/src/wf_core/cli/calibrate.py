@@ -39,7 +39,7 @@ def command(
     **call: Any,
 ) -> None:
     """Run MODEL densely over calibration prompts and fit FEATURE's preset to what is seen."""
-    from wf_core.cli.run import model_defaults
+    from wf_core.cli.settings import model_defaults
     from wf_core.errors import BadInput
     from wf_core.host import Host
     from wf_core.media import check_output_path, write_text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wf_core.cli.settings import collect_settings, settings_options
+from wf_core.cli.settings import collect_settings, model_defaults, settings_options
 
 if TYPE_CHECKING:
     from wf_core.host import Host
@@ -95,12 +95,6 @@ def check_outputs(out: Path, report_path: Path | None) -> None:
                 f"--report {report_path} would overwrite the clip or its contact sheet; choose another name"
             )
     require_writers()
-
-
-def model_defaults(host: Host, model: str) -> Mapping[str, Any]:
-    """The call defaults that a registered model declares; empty for a directory."""
-    declared = host.model(model)
-    return declared.defaults_dict() if declared is not None else {}
 
 
 def generate(

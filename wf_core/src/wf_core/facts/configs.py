@@ -8,6 +8,11 @@ from typing import Any
 import attrs
 
 
+def is_denoiser(component: str) -> bool:
+    """Whether a component of that name is a denoiser in the pipelines of diffusers."""
+    return "transformer" in component or "unet" in component
+
+
 @attrs.frozen
 class WeightSummary:
     """What is known of a component's tensors without reading them.

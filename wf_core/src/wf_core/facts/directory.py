@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wf_core.errors import BadInput
-from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary
+from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 from wf_core.facts.safetensors_header import read_header
 
 _INDEX = ".safetensors.index.json"
@@ -36,7 +36,7 @@ def _read_pipeline(path: Path) -> ComponentConfigs:
     for name, value in index.items():
         if not isinstance(value, list) or len(value) != 2 or value[1] is None:
             continue
-        weights = "transformer" in name or name == "vae" or "unet" in name
+        weights = is_denoiser(name) or name == "vae"
         components[name] = _read_component(path / name, name, str(value[1]), weights)
     config = {name: value for name, value in index.items() if name not in components and name[0] != "_"}
     pipeline = str(index.get("_class_name", ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary
+from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 
 
 def read_pipeline(pipe: Any) -> ComponentConfigs:
@@ -33,7 +33,7 @@ def _is_model(item: Any) -> bool:
 
 
 def _component(name: str, item: Any) -> ComponentConfig:
-    wanted = "transformer" in name or "unet" in name or name == "vae"
+    wanted = is_denoiser(name) or name == "vae"
     weights = _summary(item) if wanted and hasattr(item, "named_parameters") else None
     return ComponentConfig(type(item).__name__, item.config, weights, f"{name}.config")
 

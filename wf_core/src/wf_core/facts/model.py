@@ -9,7 +9,7 @@ from typing import Any
 
 from wf_core.declarations import FactSource, FamilyDecl
 from wf_core.facts import Fact, Facts
-from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary
+from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 from wf_core.facts.directory import read_directory
 from wf_core.facts.live import read_pipeline
 from wf_core.manifest import Manifest
@@ -55,10 +55,13 @@ def _same_folder(folder: Path, name: str) -> bool:
 
 def _facts(configs: ComponentConfigs, manifests: tuple[Manifest, ...]) -> Facts:
     family, experts = _family(configs, manifests)
+    classes = {name: item.class_name for name, item in configs.components.items()}
+    denoisers = {class_name for name, class_name in classes.items() if is_denoiser(name)}
     facts: dict[str, Fact] = {
         "pipeline.class": Fact(configs.pipeline_class, configs.source),
         "model.id": Fact(model_id(configs.source_name, manifests), configs.source),
-        "model.classes": Fact(sorted({c.class_name for c in configs.components.values()}), configs.source),
+        "model.classes": Fact(sorted(set(classes.values())), configs.source),
+        "model.denoisers": Fact(sorted(denoisers), configs.source),
         "model.components": Fact(sorted(configs.components), configs.source),
         "model.experts": Fact(experts, configs.source),
         "model.has_second_expert": Fact(any(name.endswith("_2") for name in experts), configs.source),
