@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -120,3 +122,35 @@ def test_a_second_call_on_one_session_is_refused_as_busy_and_the_session_still_w
             )
             assert torch.equal(frames, expected)
         assert torch.equal(session.pipe(**models.fresh(arguments)).frames, expected)
+
+
+EVERYTHING = {
+    **TEA,
+    "attention_backend": "math",
+    "vae_temporal_chunk_size": 1,
+    "vae_spatial_tiling": True,
+    "vae_channels_last_3d": True,
+    "vae_decode_autocast": "bf16",
+}
+
+
+@pytest.mark.parametrize("request_", [{}, EVERYTHING], ids=["nothing", "everything"])
+def test_a_closed_sessions_copy_goes_at_once_and_the_other_session_works_on(host, request_):
+    """By reference counts alone, and although the session itself is still named: nothing waits for the collector."""
+    pipe = models.p1(scheduler=models.unipc())
+    arguments = models.call(output_type="pt")
+    with host.session(pipe, request_) as other:
+        gc.collect()
+        gc.disable()
+        try:
+            closing = host.session(pipe, request_)
+            expected = closing.pipe(**models.fresh(arguments)).frames
+            parts = (closing.pipe, *closing.pipe.transformer.modules(), *closing.pipe.vae.modules())
+            seen = [weakref.ref(part) for part in parts]
+            del parts
+            assert len(seen) > 100
+            closing.close()
+            assert [type(part).__name__ for ref in seen if (part := ref()) is not None] == []
+        finally:
+            gc.enable()
+        assert torch.equal(other.pipe(**models.fresh(arguments)).frames, expected)

@@ -96,6 +96,14 @@ def test_a_call_that_is_not_eligible_is_computed_densely_when_asked_for(chaos_ho
     assert report["effective"]["chaos"]["state"] == "partial"
 
 
+@pytest.mark.parametrize("place", ["first-step", "decode"])
+def test_a_handler_that_returns_another_shape_is_a_fault(chaos_host, pipe, place):
+    """One latent frame would be broadcast over all, and give a wrong clip without an error."""
+    request = {"chaos": {"at": place, "kind": "shape"}}
+    with chaos_host.session(pipe, request) as session, pytest.raises(PluginFault, match=r"chaos.*shape"):
+        session.pipe(**models.call(output_type="pt"))
+
+
 def test_an_interrupt_at_close_lets_go_of_the_process(chaos_host, pipe):
     session = chaos_host.session(pipe, {"chaos": {"at": "close", "kind": "interrupt"}})
     with pytest.raises(KeyboardInterrupt):

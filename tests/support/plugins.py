@@ -45,7 +45,7 @@ doc = "never, import, build, activation, begin, first-step, middle-step, attenti
 [[feature.option]]
 name = "kind"
 type = "choice"
-choices = ["error", "ineligible", "interrupt", "flag", "variable", "grad", "class"]
+choices = ["error", "ineligible", "interrupt", "flag", "variable", "grad", "class", "shape"]
 default = "error"
 doc = "What is raised, or what is changed instead: an SDPA flag, a variable, the grad mode, a class."
 
@@ -186,6 +186,8 @@ class Chaos(Technique):
     def denoiser(self, inner, site, *args):
         self.calls += 1
         self.counters.add("seen")
+        if self.kind == "shape" and self.at == "first-step":
+            return inner(*args)[:, :, :1]
         if self.calls == 1:
             self._raise_at("first-step")
         if self.calls == 4:
@@ -197,6 +199,8 @@ class Chaos(Technique):
         return inner(*args)
 
     def decode(self, inner, site, *args):
+        if self.kind == "shape":
+            return inner(*args)[:, :, :1]
         self._raise_at("decode")
         return inner(*args)
 

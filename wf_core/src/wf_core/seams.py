@@ -60,6 +60,10 @@ class Seams:
         """Whether any of the given seams has a claim."""
         return any(self._claims.get(seam) for seam in seams)
 
+    def claimants(self, seam: str) -> tuple[str, ...]:
+        """The features that claim a seam, the outermost first."""
+        return tuple(claim.feature for claim in self._claims.get(seam, ()))
+
     def wrap(self, site: Site, stock: Callable[..., Any]) -> Callable[..., Any]:
         """The stock computation of one site with every claim around it; ``stock`` itself if there is none."""
         call = stock

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from wf_core.errors import PluginFault
 from wf_core.seams import Seams, Site
 
 if TYPE_CHECKING:
@@ -65,6 +66,16 @@ class Wiring:
         self.run = None
         self.seams = Seams()
         self.begin_schedule = _no_schedule
+
+    def require(self, result: object, shape: tuple[int, ...], *seams: str) -> None:
+        """What came out of claimed seams must be a tensor of the stock shape: broadcasting would hide a wrong one.
+
+        Raises ``PluginFault`` that names the features that claim them. Looks at nothing on the device.
+        """
+        found = tuple(getattr(result, "shape", ())) or type(result).__name__
+        if found != shape:
+            who = ", ".join(name for seam in seams for name in self.seams.claimants(seam))
+            raise PluginFault(who, " > ".join(seams), f"must give a tensor of shape {shape}, not {found}")
 
     def _open_run(self) -> Run:
         if self._closed:

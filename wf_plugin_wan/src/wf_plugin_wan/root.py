@@ -33,6 +33,7 @@ class RootCalls:
         self._expert = expert
         self._forward = forward
         self._patch = root.config.patch_size
+        self._channels = root.config.out_channels
         self._names = tuple(inspect.signature(type(root).forward).parameters)[1:]
         stock = functools.partial(_sample, forward, root)
         self._chain = wrap("guidance", wrap("denoiser", stock))
@@ -62,6 +63,8 @@ class RootCalls:
         arguments = dict(named)
         return_dict = arguments.pop("return_dict", True)
         sample = self._chain(arguments)
+        batch, _, *latent = named["hidden_states"].shape
+        self.wiring.require(sample, (batch, self._channels, *latent), "guidance", "denoiser")
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
 

@@ -21,8 +21,19 @@ class VaeCalls:
     def __init__(self, vae: Any, wiring: Wiring) -> None:
         wrap = wrapper(wiring, "vae")
         stock: Any = type(vae)
-        self.decode = wrap("vae.decode", partial(_first_of, stock.decode, vae))
+        self._wiring = wiring
+        self._space = vae.config.scale_factor_spatial
+        self._time = vae.config.scale_factor_temporal
+        self._decode = wrap("vae.decode", partial(_first_of, stock.decode, vae))
         self.encode = wrap("vae.encode", partial(_first_of, stock.encode, vae))
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """``[B, C, T, H, W]`` -> ``[B, 3, F, H', W']``, the shape of which is checked."""
+        batch, _, frames, height, width = latents.shape
+        video: torch.Tensor = self._decode(latents)
+        size = (self._time * (frames - 1) + 1, self._space * height, self._space * width)
+        self._wiring.require(video, (batch, 3, *size), "vae.decode")
+        return video
 
 
 def _first_of(method: Any, vae: Any, given: torch.Tensor) -> Any:
