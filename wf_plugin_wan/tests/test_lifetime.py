@@ -116,6 +116,15 @@ def test_uninstalling_twice_and_without_a_vae_is_harmless(tiny: SimpleNamespace)
         opened.components["transformer"](**tiny.call("t2v"))
 
 
+def test_blocks_of_the_users_own_are_let_be(tiny: SimpleNamespace) -> None:
+    """Nothing inner is claimed on a foreign block, so there is nothing to take out of it either."""
+    model = tiny.copy(tiny.model("t2v"))
+    model.blocks[1] = torch.nn.Identity()
+    opened = tiny.open(model, "denoiser")
+    opened.family.uninstall(opened.components)
+    assert type(opened.components["transformer"].blocks[1]) is torch.nn.Identity
+
+
 def test_the_base_works_on(tiny: SimpleNamespace) -> None:
     base = build(tiny, "t2v")
     expected = base(**arguments(generator=torch.Generator().manual_seed(0))).frames

@@ -216,6 +216,8 @@ class Catalog:
             raise BadInput(
                 f"feature {name!r} of plugin {offers[0].plugin!r} is {offers[0].state}: {offers[0].reason}"
             )
+        if len(offers) > 1:
+            raise BadInput(offered_twice(name, offers))
         return offers[0].plugin
 
     # --- rules and facts --------------------------------------------------------------------------------------------
@@ -250,6 +252,12 @@ def best(offers: Iterable[Offer], family: str = "") -> tuple[Offer, ...]:
     fitting = tuple(offer for offer in found if family and offer.feature.supports(family)) or found
     rank = min((STATES.index(offer.state) for offer in fitting), default=0)
     return tuple(offer for offer in fitting if STATES.index(offer.state) == rank)
+
+
+def offered_twice(name: str, offers: Iterable[Offer]) -> str:
+    """The sentence about a feature's name that several plugins use."""
+    words = sorted({offer.record.block_with for offer in offers})
+    return f"feature {name} is offered by {' and '.join(words)}; block one with WF_BLOCK={words[0]}."
 
 
 def _offer(record: PluginRecord, item: FeatureState) -> Offer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from wf_core.errors import BadInput
 
 CHUNK = 1 << 22
 DTYPES = ("float32", "bfloat16", "float16")
+_DEVICES = "cpu|mps|(cuda|xpu)(:[0-9]{1,3})?"
 
 
 def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") -> Any:
@@ -21,8 +23,7 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
     import torch
     from diffusers import DiffusionPipeline
 
-    if dtype not in DTYPES:
-        raise BadInput(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     check_device(device)
     try:
         pipe = DiffusionPipeline.from_pretrained(
@@ -34,18 +35,31 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
     return pipe if device == "cpu" else pipe.to(device)
 
 
+def check_dtype(dtype: str) -> str:
+    """The dtype, or ``BadInput``. Does not import torch."""
+    if dtype not in DTYPES:
+        raise BadInput(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    return dtype
+
+
+def check_device_name(device: str) -> None:
+    """Raise ``BadInput`` unless a clip can be made on a device of that name somewhere. Does not import torch."""
+    if not re.fullmatch(_DEVICES, device):
+        raise BadInput(
+            f"device {device!r} is none that a clip is made on; cpu, cuda, cuda:1, mps and xpu are"
+        )
+
+
 def check_device(device: str) -> None:
     """Raise ``BadInput`` unless torch can use the device."""
     import torch
 
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise BadInput(f"device {device!r} is no device of torch; cpu, cuda and cuda:1 are") from error
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise BadInput(
-            f"device {device!r}: torch sees {torch.cuda.device_count()} CUDA devices on this machine"
-        )
+    check_device_name(device)
+    kind, _, index = device.partition(":")
+    counts = {"cuda": torch.cuda.device_count, "mps": torch.mps.device_count, "xpu": torch.xpu.device_count}
+    count = counts[kind]() if kind in counts else 1
+    if int(index or 0) >= count:
+        raise BadInput(f"device {device!r}: torch sees {count} {kind.upper()} devices on this machine")
 
 
 def checkpoint_hash(directory: Path) -> str:

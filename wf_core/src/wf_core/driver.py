@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from wf_core.errors import BadInput
 from wf_core.roots import specialise
 
 if TYPE_CHECKING:
@@ -25,7 +26,15 @@ def _namespace(stock: type) -> Mapping[str, Any]:
             raise RuntimeError("this pipeline belongs to a session that is closed; open a new one")
         return session.call(functools.partial(stock_call, self), args, kwargs)
 
-    return {"__call__": __call__}
+    return {"__call__": __call__, "__copy__": _tied, "__deepcopy__": _tied, "__reduce_ex__": _tied}
+
+
+def _tied(self: Any, *_: Any) -> Any:
+    """A copy would open runs of a session that knows nothing of it."""
+    raise BadInput(
+        "this pipeline belongs to a session, so that it is neither copied nor pickled: copy the pipeline that the "
+        "session was opened on, or open another session on it"
+    )
 
 
 def drive(pipe: Any, session: Session) -> None:

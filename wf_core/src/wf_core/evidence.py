@@ -16,7 +16,7 @@ EFFECTIVE, PARTIAL, INERT, PENDING = "effective", "partial", "inert", "pending"
 def state_of(
     feature: PlannedFeature, counts: Mapping[str, int], fallbacks: Iterable[Fallback], *, ran: bool
 ) -> str:
-    """``pending`` before a run has made a model call; ``inert`` when the evidence is missing, or when there is none
+    """``pending`` before a run has computed anything; ``inert`` when the evidence is missing, or when there is none
     that could prove anything; ``partial`` when some calls fell back; else ``effective``.
     """
     if not ran:

@@ -12,7 +12,7 @@ from wf_core.names import did_you_mean, switch_key
 from wf_core.options import LISTS, TYPES, BadValue, OptionDecl
 from wf_core.stages import STAGES, default_stage
 from wf_core.toml_reader import Table
-from wf_core.values import freeze
+from wf_core.values import freeze, show
 from wf_core.vocabulary import KINDS, MODEL_KINDS, SEAMS, TIERS
 
 FORMS = ("flag", "value", "option", "feature")
@@ -155,6 +155,9 @@ def _option(row: Table) -> OptionDecl:
         row.fail("choices are texts, numbers, true or false")
     if (option.type == "choice") != bool(option.choices):
         row.fail("type choice and a list of choices go together")
+    low = option.min if option.above is None else option.above
+    if low is not None and option.max is not None and (low > option.max or option.above == option.max):
+        row.fail(f"no number is in its range {option.describe_range()}")
     try:
         option.convert(option.default, option.name)
     except BadValue as error:
@@ -215,4 +218,8 @@ def _families(row: Table) -> tuple[str, ...]:
 
 def _off(row: Table) -> tuple[Any, ...]:
     off = row.raw("off", ())
-    return tuple(freeze(off)) if isinstance(off, list | tuple) else (freeze(off),)
+    values = tuple(off) if isinstance(off, list | tuple) else (off,)
+    for value in values:
+        if not isinstance(value, str | int | float):
+            row.fail(f"off takes texts, numbers, true or false, got {show(value)}")
+    return values

@@ -15,24 +15,37 @@ CLIP_SUFFIXES = (".mp4", ".gif")
 
 
 def check_clip_path(path: Path) -> Path:
-    """The path, if a clip can be written there. Raises ``BadInput``; creates nothing."""
+    """The path, if a clip can be written there. Raises ``BadInput``; leaves nothing behind."""
     if path.suffix.lower() not in CLIP_SUFFIXES:
         raise BadInput(f"cannot write a clip to {path}: the name must end in {' or '.join(CLIP_SUFFIXES)}")
     return check_output_path(path)
 
 
 def check_output_path(path: Path) -> Path:
-    """The path, if a file can be created there. Raises ``BadInput``; creates nothing."""
-    if path.is_dir():
-        raise BadInput(f"cannot write {path}: it is a directory")
-    parent = path.absolute().parent
+    """The path, if a file can be created there: seen by creating one and removing it. Raises ``BadInput``."""
+    try:
+        if path.is_dir():
+            raise BadInput(f"cannot write {path}: it is a directory")
+        if path.is_file():
+            path.open("r+b").close()
+        else:
+            _try_to_create(path)
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
+    return path
+
+
+def _try_to_create(path: Path) -> None:
+    """A temporary file in the nearest folder that is there, with a name as long as the longest that is to come."""
+    parent, longest = path.absolute().parent, len(os.fsencode(path.name))
     while not parent.exists() and parent != parent.parent:
+        longest = max(longest, len(os.fsencode(parent.name)))
         parent = parent.parent
     if not parent.is_dir():
         raise BadInput(f"cannot write {path}: {parent} is not a directory")
-    if not os.access(parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise BadInput(f"cannot write {path}: no permission to write there")
-    return path
+    trial = parent / f".wf-{os.urandom(8).hex()}".ljust(longest, "x")
+    with trial.open("xb"):
+        trial.unlink()
 
 
 def require_writers() -> None:

@@ -9,12 +9,27 @@ import torch
 
 def held_bytes(groups: Iterable[Iterable[torch.Tensor]]) -> int:
     """Bytes of the distinct storages behind all tensors of all groups."""
-    storages = {}
+    storages: dict[tuple[object, ...], int] = {}
     for tensors in groups:
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr(), tensor.device] = storage.nbytes()
+            for part in _dense_parts(tensor):
+                try:
+                    storage = part.untyped_storage()
+                    storages[storage.data_ptr(), part.device] = storage.nbytes()
+                except (NotImplementedError, RuntimeError):  # a layout whose storage torch does not show
+                    storages["tensor", id(part)] = part.numel() * part.element_size()
     return sum(storages.values())
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold the data: indices and values of a sparse one, else the tensor itself."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def _devices() -> range:

@@ -46,6 +46,7 @@ def open_copy(
     """``extra`` adds techniques that no plan names, such as a calibrator, by name."""
     family = host.family(plan.family)
     techniques = {**build_techniques(host, plan, facts), **(extra or {})}
+    components: Mapping[str, Any] = {}
     try:
         copy, components = copy_base(family, base)
         wiring = Wiring(claim_seams(plan, techniques))
@@ -59,6 +60,7 @@ def open_copy(
         refuse_unattached(plan, techniques, wiring.seams)
     except BaseException as error:
         close_all(techniques)
+        family.uninstall(components)
         told = attribute(plan, techniques, error)
         if told is error:
             raise

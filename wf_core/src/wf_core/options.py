@@ -87,7 +87,7 @@ def _to_mapping(value: Any) -> FrozenMap:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             raise _Unfit("expects a mapping") from None
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return FrozenMap(value)
@@ -135,6 +135,7 @@ class OptionDecl:
 
     def convert(self, value: Any, key: str) -> Any:
         """The value as this option's type, or `BadValue` naming ``key``. ``None`` means the default."""
+        value = value if isinstance(value, Mapping) else freeze(value)
         if value is None:
             return freeze(self.default)
         try:

@@ -37,7 +37,7 @@ class Report(Mapping[str, Any]):
         return f"Report({self.to_json(indent=2)})"
 
     def to_json(self, indent: int | None = None) -> str:
-        return json.dumps(self._values, indent=indent)
+        return json.dumps(self._values, indent=indent, allow_nan=False)
 
 
 def pending_report(plan: Plan, versions: Mapping[str, str]) -> Report:
@@ -118,7 +118,7 @@ def _effective(feature: PlannedFeature, run: Run, evidence: Mapping[str, Any] | 
     if evidence is None:
         return _claim(feature, PENDING, {})
     counts = run.counters.of(feature.name)
-    state = state_of(feature, counts, run.counters.fallbacks(), ran=bool(run.calls))
+    state = state_of(feature, counts, run.counters.fallbacks(), ran=bool(run.calls or counts))
     return _claim(feature, state, {**counts, **run.counters.notes(feature.name), **evidence})
 
 

@@ -8,8 +8,11 @@ from typing import Any
 import attrs
 
 from wf_core import data
+from wf_core.errors import BadInput
 from wf_core.names import switch_key
-from wf_core.values import FrozenMap, freeze, show
+from wf_core.values import FrozenMap, deeper_than, freeze, show
+
+DEEPEST = 16
 
 
 @attrs.frozen
@@ -32,8 +35,13 @@ def gather(
 ) -> tuple[tuple[Asked, ...], tuple[tuple[str, str], ...]]:
     """The keys in order of their names, and the (key, values) of those given twice with different values.
 
-    ``None`` stands for a key that is not there.
+    ``None`` stands for a key that is not there. Raises `BadInput` for what is no mapping of plain values.
     """
+    if not isinstance(request, Mapping):
+        raise BadInput(
+            f'a request is a mapping such as {{"feature_cache": "teacache"}}, got {type(request).__name__} '
+            f"{show(request)[:60]!r}"
+        )
     values: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     clashes: list[tuple[str, str]] = []
@@ -44,7 +52,7 @@ def gather(
         into.setdefault(name, value)
 
     for raw, item in sorted(request.items(), key=lambda pair: str(pair[0])):
-        value = freeze(item)
+        value = _plain_value(str(raw), item)
         head, _, path = switch_key(str(raw)).partition(".")
         key = canonical(head)
         if value is None:
@@ -56,6 +64,26 @@ def gather(
     keys = sorted({*values, *nested})
     asked = tuple(Asked(key, values.get(key), key in values, FrozenMap(nested.get(key))) for key in keys)
     return asked, tuple(clashes)
+
+
+def _plain_value(key: str, value: Any) -> Any:
+    """The value, frozen. What has a shape or no bottom would go wrong far from here, where two values are compared."""
+    if deeper_than(value, DEEPEST):
+        raise BadInput(f"{key}: nested too deeply")
+    frozen = freeze(value)
+    array = _array_in(frozen)
+    if array is not None:
+        what = f"{type(array).__name__} of shape {tuple(array.shape)}"
+        raise BadInput(f"{key}: expects numbers, texts, lists or mappings, got {what}; pass .tolist() of it")
+    return frozen
+
+
+def _array_in(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, tuple | frozenset):
+        return next((found for item in value if (found := _array_in(item)) is not None), None)
+    return value if hasattr(value, "shape") else None
 
 
 def differ(one: Any, other: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from wf_core.catalog import Catalog
+from wf_core.catalog import Catalog, offered_twice
 from wf_core.conditions import Condition
 from wf_core.errors import Refused
 from wf_core.facts import Facts
@@ -18,7 +18,7 @@ from wf_core.facts.run import grid_problems, run_facts
 from wf_core.judging import CONDITION, Judged, against, judge_demand, unknown
 from wf_core.order import ordered
 from wf_core.plan import Plan, Refusal, Violation
-from wf_core.request import ParsedRequest, parse_request
+from wf_core.request import Demand, ParsedRequest, parse_request
 from wf_core.rules import core_rules, judge
 
 FAMILY_CONDITION, OTHER_FAMILY = "WF-M005", "WF-F003"
@@ -47,6 +47,7 @@ def resolve(
         *against(conditions, facts, {}, _of_the_model, FAMILY_CONDITION),
         *(violation for item in judged for violation in item.violations),
         *judge([item.subject for item in judged], rules),
+        *_same_names(parsed.demands),
         *cycle,
     ]
     _refuse(parsed, violations, strict=catalog.strict)
@@ -77,6 +78,17 @@ def rejudge(plan: Plan, facts: Facts, *, final: bool = False) -> tuple[Violation
         options = feature.options_dict()
         found += against(feature.conditions, facts, options, partial(_always, names), CONDITION, final=final)
     return tuple(found)
+
+
+def _same_names(demands: Iterable[Demand]) -> Iterable[Violation]:
+    """Features of one name from several plugins: counters, reports and the order know a feature by its name."""
+    by_name: dict[str, list[Demand]] = {}
+    for demand in demands:
+        by_name.setdefault(demand.feature, []).append(demand)
+    for name, several in by_name.items():
+        if len(several) > 1:
+            involves = tuple(dict.fromkeys(word for demand in several for word in demand.names))
+            yield Violation("WF-P003", "forbid", offered_twice(name, (d.offer for d in several)), involves)
 
 
 # --- the model ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,7 +37,7 @@ EMPTY = FrozenMap()
 
 
 def freeze(value: Any) -> Any:
-    """Lists become tuples, mappings become `FrozenMap`, at every depth; everything else is kept."""
+    """Lists become tuples, mappings `FrozenMap` and scalars of numpy Python's own, at every depth; the rest is kept."""
     if isinstance(value, FrozenMap):
         return value
     if isinstance(value, Mapping):
@@ -44,31 +46,69 @@ def freeze(value: Any) -> Any:
         return tuple(freeze(item) for item in value)
     if isinstance(value, set | frozenset):
         return frozenset(freeze(item) for item in value)
-    return value
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """numpy's scalars as Python's: most of them are no ``int``, ``float`` or ``bool``, and none goes into JSON."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    return value.item() if is_scalar else value
+
+
+def deeper_than(value: Any, limit: int) -> bool:
+    """Whether lists and mappings are nested more than ``limit`` deep. Does not recurse."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, Mapping | list | tuple)
+            for item in (holder.values() if isinstance(holder, Mapping) else holder)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def thaw(value: Any) -> Any:
-    """The plain form for JSON: mappings become dicts and tuples become lists, at every depth."""
+    """The plain form for JSON, at every depth: dicts, lists, and texts for numbers that JSON does not have."""
     if isinstance(value, Mapping):
         return {str(key): thaw(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [thaw(item) for item in value]
     if isinstance(value, set | frozenset):
         return sorted((thaw(item) for item in value), key=str)
+    value = _plain(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Valid JSON in ASCII, whatever the value holds."""
+    import json
+
+    return json.dumps(thaw(value), indent=indent, ensure_ascii=True, allow_nan=False)
 
 
 def canonical_json(value: Any) -> str:
     """One text for equal values, whatever the order in which they were built."""
     import json
 
-    return json.dumps(thaw(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return json.dumps(thaw(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def show(value: Any) -> str:
     """A value as a person would type it in a request."""
     import json
 
-    return value if isinstance(value, str) else json.dumps(thaw(value))
+    plain = thaw(value)
+    return plain if isinstance(plain, str) else json.dumps(plain)

@@ -92,8 +92,8 @@ def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
 def _uninstall_expert(root: Any) -> None:
     for block, _, _ in _blocks(root):
         close_block(block)
-        close_attention(block.attn1)
-        close_attention(block.attn2)
+        for name in ("attn1", "attn2"):
+            close_attention(getattr(block, name, None))
         close_linears(block)
     close_root(root)
 

@@ -143,6 +143,9 @@ def open_attention(attn: Any, wrap: Wrap, path: str, index: int, role: str) -> N
 
 
 def close_attention(attn: Any) -> None:
-    """Give the stock processor back to an attention module of the copy that ``open_attention`` was given."""
-    if isinstance(attn.processor, OpenProcessor):
-        attn.processor = attn.processor.close()
+    """Give the stock processor back to an attention module of the copy that ``open_attention`` was given; a block of
+    a user's own may have none.
+    """
+    processor = getattr(attn, "processor", None)
+    if isinstance(processor, OpenProcessor):
+        attn.processor = processor.close()

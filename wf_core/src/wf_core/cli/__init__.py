@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from wf_core.cli.answer import Answer
 
 COMMANDS = {
     "calibrate": ("calibrate", "Measure a model and write the preset that a feature accepts."),
@@ -53,40 +57,58 @@ class LazyGroup(click.Group):
         extra["standalone_mode"] = False
         if not alone:
             return run(*args, **extra)
-        sys.exit(self._run(run, *args, **extra))
+        from wf_core.cli.answer import answering, open_closed_streams, wanted
 
-    @staticmethod
-    def _run(run: Callable[..., Any], *args: Any, **extra: Any) -> int:
-        from wf_core.errors import WfError
-
-        try:
-            code = run(*args, **extra)
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
-            return 2
-        except click.ClickException as error:
-            return _say(error.format_message(), 2)
-        except WfError as error:
-            return _say(str(error), 2)
-        except (KeyboardInterrupt, click.Abort):
-            return _say("interrupted", 130)
-        except Exception as error:
-            return _fault(error)
-        return code if isinstance(code, int) else 0
+        open_closed_streams()
+        given = extra.get("args", args[0] if args else None)
+        if not wanted(sys.argv[1:] if given is None else given):
+            sys.exit(_run(run, None, *args, **extra))
+        with answering() as answer:
+            code = _run(run, answer, *args, obj=answer, **extra)
+        sys.exit(code)
 
 
-def _say(message: str, code: int) -> int:
-    """One line on stderr, whatever the message holds."""
-    click.echo("wf: " + " ".join(message.split()), err=True)
+def _run(run: Callable[..., Any], answer: Answer | None, *args: Any, **extra: Any) -> int:
+    from wf_core.errors import Refused, WfError
+
+    try:
+        code = run(*args, **extra)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return _say("no command was given", 2)
+    except click.ClickException as error:
+        return _say(error.format_message(), 2, answer)
+    except Refused as error:
+        if answer is not None:
+            answer.give(error.refusal.to_json())
+        return _say(str(error), 2)
+    except WfError as error:
+        return _say(str(error), 2, answer)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted", 130, answer)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _say(f"{error.filename}: {error.strerror}", 2, answer)
+        return _fault(error, answer)
+    return code if isinstance(code, int) else 0
+
+
+def _say(message: str, code: int, answer: Answer | None = None) -> int:
+    """One line on stderr, whatever the message holds, and the same as the answer where JSON was asked for."""
+    line = " ".join(message.split())
+    if answer is not None:
+        answer.give({"schema": 1, "error": line})
+    click.echo(f"wf: {line}", err=True)
     return code
 
 
-def _fault(error: Exception) -> int:
+def _fault(error: Exception, answer: Answer | None) -> int:
     if os.environ.get("WF_DEBUG", "") not in ("", "0"):
         import traceback
 
         traceback.print_exception(error)
-    return _say(f"a fault of the host: {type(error).__name__}: {error} (WF_DEBUG=1 shows where)", 1)
+    line = f"a fault of the host: {type(error).__name__}: {error} (WF_DEBUG=1 shows where)"
+    return _say(line, 1, answer)
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

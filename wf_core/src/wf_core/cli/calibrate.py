@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from wf_core.cli.numbers import SEED
+from wf_core.cli.output import print_json
 
 if TYPE_CHECKING:
     from wf_core.host import Host
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--width", type=int, default=None, help="Pixels.")
 @click.option("--frames", "num_frames", type=int, default=None, help="Frames.")
 @click.option("--guidance", "guidance_scale", type=float, default=None, help="Guidance scale.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first prompt's noise.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the first prompt's noise.")
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda ...")
 @click.option("--json", "as_json", is_flag=True, help="Print the preset on stdout as well.")
@@ -39,12 +41,17 @@ def command(
     **call: Any,
 ) -> None:
     """Run MODEL densely over calibration prompts and fit FEATURE's preset to what is seen."""
-    from wf_core.cli.settings import model_defaults
+    from wf_core.checkpoints import check_device_name, check_dtype
+    from wf_core.cli.settings import check_text, model_defaults
     from wf_core.errors import BadInput
     from wf_core.host import Host
     from wf_core.media import check_output_path, write_text
+    from wf_core.values import json_text
 
     check_output_path(out)
+    check_device_name(device)
+    for prompt in prompts:
+        check_text("--prompt", prompt)
     host = Host.discover()
     defaults = dict(model_defaults(host, model))
     prompts = prompts or defaults.get("calibration_prompts", ())
@@ -52,13 +59,11 @@ def command(
         raise BadInput(f"{model} declares no calibration prompts; give at least one with --prompt")
     known = {key: value if value is not None else defaults.get(key) for key, value in call.items()}
     known = {key: value for key, value in known.items() if value is not None}
-    preset = calibrate(
-        host, feature, model, prompts, known, seed, dtype or defaults.get("dtype", "float32"), device
-    )
-    text = json.dumps(preset, indent=2)
-    write_text(text + "\n", out)
+    dtype = check_dtype(dtype or str(defaults.get("dtype", "float32")))
+    preset = calibrate(host, feature, model, prompts, known, seed, dtype, device)
+    write_text(json_text(preset, indent=2) + "\n", out)
     if as_json:
-        click.echo(text)
+        print_json(preset)
     else:
         click.echo(
             f"wrote {out}: {len(prompts)} prompts, {preset['calibration']['num_inference_steps']} steps each"

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from wf_core.catalog import Catalog, Offer
+from wf_core.cli.numbers import SECONDS
 from wf_core.cli.output import print_json, print_pairs, print_table, soundness
 from wf_core.discovery import PluginRecord, discover
 from wf_core.facts import Facts
@@ -21,7 +22,9 @@ MACHINE = ("device.", "package.", "process.", "python", "platform")
 
 
 @click.command("doctor")
-@click.option("--seconds", default=60.0, show_default=True, help="Time limit for importing one plugin.")
+@click.option(
+    "--seconds", type=SECONDS, default=60.0, show_default=True, help="Time limit for importing one plugin."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def command(seconds: float, as_json: bool) -> int:
     """What this machine can run, and why not the rest.
@@ -57,11 +60,11 @@ def probe(record: PluginRecord, seconds: float) -> tuple[str, str]:
         return record.state, record.reason
     arguments = [sys.executable, "-m", "wf_core.cli.probe", record.name]
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=seconds, check=False)
-        answer = json.loads(done.stdout.splitlines()[-1])
+        done = subprocess.run(arguments, capture_output=True, timeout=seconds, check=False)
+        answer = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         return "broken", f"its import takes longer than {seconds:g} s"
-    except (IndexError, ValueError):
+    except ValueError:
         return "broken", f"its import ends the process with exit code {done.returncode}"
     return str(answer["state"]), str(answer["reason"])
 

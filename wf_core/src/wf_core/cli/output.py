@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from wf_core.cli.answer import Answer
 from wf_core.discovery import Discovery
 from wf_core.errors import BadInput
+from wf_core.values import json_text
 
 
 def print_json(value: Mapping[str, Any]) -> None:
     """The one object that ``--json`` promises on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    context = click.get_current_context(silent=True)
+    answer = context.find_object(Answer) if context is not None else None
+    if answer is None:
+        click.echo(json_text(value, indent=2))
+    else:
+        answer.give(value)
 
 
 def soundness(discovery: Discovery) -> int:

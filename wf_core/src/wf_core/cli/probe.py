@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
-import click
-
+from wf_core.cli.answer import Answer, answering
 from wf_core.discovery import discover
 from wf_core.errors import PluginFault
 from wf_core.loading import load_plugin
 
 
 def main(name: str) -> None:
-    """The last line of stdout is the answer, whatever the plugin prints."""
+    """The one line of stdout is the answer, whatever the plugin prints."""
+    with answering() as answer:
+        _probe(name, answer)
+
+
+def _probe(name: str, answer: Answer) -> None:
     record = discover().plugin(name)
     if record is None:
         state, reason = "broken", "not found"
@@ -23,7 +26,7 @@ def main(name: str) -> None:
             state, reason = "available", ""
         except PluginFault:
             state, reason = record.state, record.reason
-    click.echo("\n" + json.dumps({"state": state, "reason": reason}))
+    answer.give({"state": state, "reason": reason})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wf_core.cli.settings import collect_settings, model_defaults, settings_options
+from wf_core.cli.numbers import FPS, SEED
+from wf_core.cli.output import print_json
+from wf_core.cli.settings import check_text, collect_settings, model_defaults, settings_options
+from wf_core.vocabulary import SCHEMA
 
 if TYPE_CHECKING:
     from wf_core.host import Host
@@ -33,8 +36,8 @@ CALL_KEYS = ("height", "width", "num_frames", "num_inference_steps", "guidance_s
 @click.option(
     "--guidance", "guidance_scale", type=float, default=None, help="Guidance scale; 1 turns it off."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the starting noise.")
-@click.option("--fps", type=float, default=None, help="Frames per second of the written clip.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the starting noise.")
+@click.option("--fps", type=FPS, default=None, help="Frames per second of the written clip.")
 @click.option(
     "--dtype", default=None, help="float32, bfloat16 or float16; the model's own default if not given."
 )
@@ -59,20 +62,30 @@ def command(
 
     Everything is checked before a weight is read: the request, the paths, the sizes. On a refusal nothing is written.
     """
+    from wf_core.checkpoints import check_device_name, check_dtype
     from wf_core.host import Host
 
+    check_device_name(device)
+    check_text("--prompt", prompt)
+    check_text("--negative-prompt", negative_prompt or "")
     check_outputs(out, report_path)
     host = Host.discover()
     request = collect_settings(settings, load_json)
     defaults = model_defaults(host, model)
     known = {key: call[key] if call[key] is not None else defaults.get(key) for key in CALL_KEYS}
     known = {key: value for key, value in known.items() if value is not None}
+    dtype = check_dtype(dtype or str(defaults.get("dtype", "float32")))
     plan = host.resolve(model, request, run=known, facts={"device.type": device.partition(":")[0]})
     result = generate(
-        host, model, plan, {**known, "prompt": prompt, "negative_prompt": negative_prompt}, seed,
-        dtype or str(defaults.get("dtype", "float32")), device,
-    )  # fmt: skip
-    written = save(result, out, report_path, fps or float(defaults.get("fps", 16)))
+        host,
+        model,
+        plan,
+        {**known, "prompt": prompt, "negative_prompt": negative_prompt},
+        seed,
+        dtype,
+        device,
+    )
+    written = save(result, out, report_path, float(defaults.get("fps", 16)) if fps is None else fps)
     show(result, written, as_json)
 
 
@@ -82,7 +95,7 @@ def sheet_path(out: Path) -> Path:
 
 
 def check_outputs(out: Path, report_path: Path | None) -> None:
-    """Refuse paths that cannot be written, or that overwrite each other; creates nothing."""
+    """Refuse paths that cannot be written, or that overwrite each other; leaves nothing behind."""
     from wf_core.errors import BadInput
     from wf_core.media import check_clip_path, check_output_path, require_writers
 
@@ -131,18 +144,11 @@ def save(result: Mapping[str, Any], out: Path, report_path: Path | None, fps: fl
 
 
 def show(result: Mapping[str, Any], written: Mapping[str, str], as_json: bool) -> None:
-    import json
-
     from wf_core.cli.report_table import print_report
 
     report, seconds = result["report"], {k: round(v, 3) for k, v in result["seconds"].items()}
     if as_json:
-        click.echo(
-            json.dumps(
-                {"schema": 1, "written": dict(written), "seconds": seconds, "report": dict(report)},
-                default=str,
-            )
-        )
+        print_json({"schema": SCHEMA, "written": dict(written), "seconds": seconds, "report": dict(report)})
         return
     print_report(report)
     for what, path in written.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,15 +44,58 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise BadInput(f"-s {text}: expected KEY=VALUE")
+    check_text("-s", text)
     return key.strip(), parse_value(value)
 
 
-def parse_value(text: str) -> Any:
-    """A JSON literal if it parses (``NaN`` and ``Infinity`` are no JSON), else the text."""
+def check_text(option: str, text: str) -> str:
+    """The text, or `BadInput` where it holds bytes that are no text in the terminal's encoding."""
     try:
-        return json.loads(text, parse_constant=lambda name: name)
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{option} {text!a}: not valid text; write it in UTF-8") from None
+    return text
+
+
+def parse_value(text: str) -> Any:
+    """A JSON literal if it parses (``NaN``, ``Infinity`` and 1e400 are none), else the text.
+
+    Raises `BadInput` for a literal that is nested too deeply, or that names one key twice.
+    """
+    try:
+        value = json.loads(
+            text, parse_constant=lambda name: name, parse_float=_finite, object_pairs_hook=_once
+        )
+        check_text("-s", json.dumps(value, ensure_ascii=False))
+        return value
+    except RecursionError:
+        raise BadInput(f"{text[:20]}...: nested too deeply") from None
     except ValueError:
         return text
+
+
+def _finite(text: str) -> float | str:
+    return float(text) if math.isfinite(float(text)) else text
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadInput(f"the key {twice!r} is given twice in one JSON object")
+    return found
+
+
+def _only_finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is out of the range of numbers")
+    return number
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value")
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -84,9 +128,17 @@ def model_defaults(host: Host, model: str) -> Mapping[str, Any]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file; `BadInput` with one line otherwise."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
+        value = json.loads(
+            text, parse_constant=_no_constant, parse_float=_only_finite, object_pairs_hook=_once
+        )
+        check_text("a key or value", json.dumps(value, ensure_ascii=False))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    except RecursionError:
+        raise BadInput(f"{path}: nested too deeply") from None
     except ValueError as error:
         raise BadInput(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):

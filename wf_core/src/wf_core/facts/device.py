@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,13 @@ def visible_devices(count: int, environ: Mapping[str, str]) -> tuple[int, ...]:
         return tuple(range(count))
     indices = []
     for position, part in enumerate(part.strip() for part in wanted.split(",")):
-        index = int(part) if part.isdigit() else position if part[:4] in ("GPU-", "MIG-") else -1
+        index = (
+            int(part)
+            if re.fullmatch("[0-9]{1,9}", part)
+            else position
+            if part[:4] in ("GPU-", "MIG-")
+            else -1
+        )
         if not 0 <= index < count:  # the driver ignores everything from the first bad entry on
             break
         indices.append(index)

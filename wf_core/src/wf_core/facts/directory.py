@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from wf_core.errors import BadInput
 from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 from wf_core.facts.safetensors_header import read_header
+from wf_core.values import deeper_than
 
 _INDEX = ".safetensors.index.json"
+_DEEPEST = 32
 _STEMS = ("diffusion_pytorch_model", "model")
 
 
@@ -20,7 +23,7 @@ def read_directory(path: Path) -> ComponentConfigs:
 
     Raises `BadInput` with one line naming the file that is missing or corrupt.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise BadInput(f"{path}: there is no such directory; give a checkpoint in diffusers layout")
     if (path / "model_index.json").is_file():
         return _read_pipeline(path)
@@ -36,15 +39,19 @@ def _read_pipeline(path: Path) -> ComponentConfigs:
     for name, value in index.items():
         if not isinstance(value, list) or len(value) != 2 or value[1] is None:
             continue
+        if name in ("", ".", "..") or name != Path(name).name:
+            raise BadInput(f"{path / 'model_index.json'}: the component {name!r} is no name of a folder")
         weights = is_denoiser(name) or name == "vae"
         components[name] = _read_component(path / name, name, str(value[1]), weights)
-    config = {name: value for name, value in index.items() if name not in components and name[0] != "_"}
+    config = {
+        name: value for name, value in index.items() if name not in components and not name.startswith("_")
+    }
     pipeline = str(index.get("_class_name", ""))
     return ComponentConfigs(pipeline, config, components, str(path.absolute()), str(path))
 
 
 def _read_component(path: Path, name: str, class_name: str, weights: bool) -> ComponentConfig:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise BadInput(f"{path}: model_index.json names the component {name!r}, but the folder is missing")
     file = next((path / f for f in ("config.json", "scheduler_config.json") if (path / f).is_file()), None)
     if file is None and weights:
@@ -93,8 +100,12 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise BadInput(f"{path}: nested too deeply") from None
     except ValueError as error:
         raise BadInput(f"{path}: not valid JSON: {error}") from None
+    if deeper_than(value, _DEEPEST):
+        raise BadInput(f"{path}: nested too deeply")
     if not isinstance(value, dict):
         raise BadInput(f"{path}: expected a JSON object")
     return value

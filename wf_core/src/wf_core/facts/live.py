@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from wf_core.errors import BadInput
 from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 
 
 def read_pipeline(pipe: Any) -> ComponentConfigs:
-    """The components of a pipeline object; an object without components is taken for a bare transformer."""
+    """The components of a pipeline object; an object without components is taken for a bare transformer.
+
+    Raises `BadInput` for what has neither components nor a config.
+    """
     components = getattr(pipe, "components", None)
     class_name = type(pipe).__name__
+    if isinstance(pipe, type) or not (isinstance(components, Mapping) or hasattr(pipe, "config")):
+        what = f"the class {pipe.__name__}" if isinstance(pipe, type) else f"an object of type {class_name}"
+        raise BadInput(
+            f"{what} is no base: give a loaded pipeline or transformer of diffusers, or where only facts are asked "
+            "for a checkpoint directory or a registered name"
+        )
     if not isinstance(components, Mapping):
         transformer = _component("transformer", pipe)
         return ComponentConfigs(

@@ -8,13 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from wf_core.declarations import FactSource, FamilyDecl
+from wf_core.errors import BadInput
 from wf_core.facts import Fact, Facts
 from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 from wf_core.facts.directory import read_directory
 from wf_core.facts.live import read_pipeline
 from wf_core.manifest import Manifest
+from wf_core.values import freeze, show
 
 _DERIVED = "derived"
+_DIVISORS = (
+    "model.patch_size",
+    "vae.scale_factor_spatial",
+    "vae.scale_factor_temporal",
+    "vae.spatial_factor",
+    "vae.temporal_factor",
+)
+"""Facts that sizes of a clip are divided by."""
 
 
 def facts_from_pipeline(pipe: Any, manifests: Iterable[Manifest]) -> Facts:
@@ -99,13 +109,20 @@ def _declared(configs: ComponentConfigs, family: FamilyDecl, experts: tuple[str,
     components.setdefault("transformer", configs.components[experts[0]])
     found = {}
     for name, source in family.facts.items():
-        fact = _from_source(source, components, family.name)
+        fact = _from_source(name, source, components, family.name)
         if fact is not None:
             found[name] = fact
     return found
 
 
-def _from_source(source: FactSource, components: Mapping[str, ComponentConfig], family: str) -> Fact | None:
+def _divides(value: Any) -> bool:
+    numbers = value if isinstance(value, list | tuple) else (value,)
+    return bool(numbers) and all(type(n) is int and n > 0 for n in freeze(list(numbers)))
+
+
+def _from_source(
+    name: str, source: FactSource, components: Mapping[str, ComponentConfig], family: str
+) -> Fact | None:
     if source.constant:
         return Fact(source.default, f"manifest of {family}")
     component = components.get(source.component)
@@ -113,6 +130,10 @@ def _from_source(source: FactSource, components: Mapping[str, ComponentConfig], 
         return None
     value = component.get(source.key) if component.has(source.key) else None
     if value is not None:
+        if name in _DIVISORS and not _divides(value):
+            raise BadInput(
+                f"{component.source}: {source.key} must be whole numbers above 0, got {show(value)[:60]}"
+            )
         return Fact(value, component.source)
     return Fact(source.default, f"manifest of {family}") if source.default is not None else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -36,7 +37,7 @@ def process_facts(packages: Iterable[str] = (), environ: Mapping[str, str] | Non
     facts = {
         "python": Fact(platform.python_version(), "sys"),
         "platform": Fact(f"{sys.platform}-{platform.machine()}", "platform"),
-        "process.world": Fact(int(world) if world.isdigit() else 1, "WORLD_SIZE"),
+        "process.world": Fact(int(world) if re.fullmatch("[0-9]{1,9}", world) else 1, "WORLD_SIZE"),
         "process.group_initialised": Fact(_group_initialised(), "torch.distributed"),
         "process.cpus": Fact(_cpus(), "os"),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,11 +33,13 @@ def run_facts(arguments: Mapping[str, Any] | None) -> Facts:
 
     Raises `BadInput` for an unknown name and for a value of the wrong type.
     """
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise BadInput(f'run is a mapping such as {{"height": 480}}, got {type(arguments).__name__}')
     values = {}
     for name, value in (arguments or {}).items():
         option = RUN_OPTIONS.get(name)
         if option is None:
-            raise BadInput(f"run.{name}: no such argument of a run{did_you_mean(name, RUN_OPTIONS)}")
+            raise BadInput(f"run.{name}: no such argument of a run{did_you_mean(str(name), RUN_OPTIONS)}")
         if value is not None:
             values[f"run.{name}"] = option.convert(value, f"run.{name}")
     return Facts.of(values, "run")
@@ -65,6 +66,6 @@ def grid_problems(facts: Facts) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
 
 
 def _around(value: int, step: int, offset: int) -> str:
-    low = math.floor((value - offset) / step) * step + offset
+    low = (value - offset) // step * step + offset
     legal = [number for number in (low, low + step) if number > 0]
     return " or ".join(show(number) for number in legal)

@@ -39,7 +39,7 @@ def read_header(path: Path) -> dict[str, tuple[str, int]]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _corrupt(path, "its header is not JSON") from None
     return _tensors(path, header, size - _LENGTH_BYTES - length)
 
@@ -50,7 +50,7 @@ def _tensors(path: Path, header: Any, data_bytes: int) -> dict[str, tuple[str, i
         ends = {name: tuple(row["data_offsets"]) for name, row in rows.items()}
         tensors = {name: (str(row["dtype"]), ends[name][1] - ends[name][0]) for name, row in rows.items()}
         last = max((end for _, end in ends.values()), default=0)
-    except (AttributeError, KeyError, TypeError, IndexError, ValueError):
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError, RecursionError):
         raise _corrupt(path, "its header does not describe tensors") from None
     if last != data_bytes or any(size < 0 for _, size in tensors.values()):
         raise _corrupt(path, f"its header describes {last} bytes of data, the file holds {data_bytes}")
