@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -88,6 +89,8 @@ class Host:
         ``run`` gives what is already known of the call (``height``, ``num_frames``, ``num_inference_steps`` ...);
         ``facts`` overrides or adds facts by name.
         """
+        if facts is not None and not isinstance(facts, Mapping):
+            raise BadInput(f"facts= must be a mapping of fact names to values, not {type(facts).__name__}")
         known = self.facts(base, run, family=family)
         if facts:
             known = known.with_(facts, source="the caller")
@@ -179,7 +182,7 @@ class Host:
         declared = self.catalog.model(str(model))
         if declared is None:
             path = Path(model)
-            if not path.is_dir():
+            if not os.path.isdir(path):
                 names = self.catalog.model_names()
                 hint = did_you_mean(str(model), names, f"; registered are: {', '.join(names) or 'none'}")
                 raise BadInput(f"no model {str(model)!r}: neither a directory nor a registered name{hint}")
@@ -196,7 +199,7 @@ class Host:
         declared = self.catalog.model(str(base))
         if declared is not None and not declared.path:  # where its files lie, only the plugin's code knows
             return facts_from_name(declared.name, declared.family, "manifest")
-        if declared is None and family is not None and not Path(base).is_dir():
+        if declared is None and family is not None and not os.path.isdir(base):
             return facts_from_name(str(base), family, "named by the caller")
         return facts_from_directory(self.model_directory(base), manifests)
 
