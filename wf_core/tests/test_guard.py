@@ -74,7 +74,7 @@ def change_attention_backend():
 CHANGES["diffusers_attention_backend"] = change_attention_backend
 CHANGES |= {
     "working_directory": lambda: os.chdir("/"),
-    "recursion_limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 7),
+    "recursion_limit": lambda: sys.setrecursionlimit(900),
     "handler_of_interrupts": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     "logging_disabled_below": lambda: logging.disable(logging.INFO),
     "threads_of_torch": lambda: torch.set_num_threads(torch.get_num_threads() + 1),

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import field, frozen
 from torch import nn
 
-from wf_core.class_functions import class_diff, class_functions
+from wf_core.class_functions import Functions, class_diff, class_functions
 from wf_core.copy_checks import components_of, diffusers_hooks, own_forward
 from wf_core.fingerprint_diff import Record, Records, below, run_state_diff, structure_diff, tensor_diff
 from wf_core.module_attributes import CALL_STATE_KEYS, call_state_tensors
@@ -45,7 +45,7 @@ class Fingerprint:
     structure: Records = field(repr=False)
     tensors: Records = field(repr=False)
     contents: Mapping[str, str] | None = field(repr=False, default=None)
-    classes: Mapping[str, Mapping[str, int]] = field(repr=False, factory=dict)
+    classes: Mapping[str, Functions] = field(repr=False, factory=dict)
     run_state: Mapping[str, str] = field(repr=False, factory=dict)
 
     @classmethod

@@ -179,7 +179,7 @@ _INTERPRETER = (
     ),
     Setting(
         "recursion_limit",
-        lambda sys: sys.getrecursionlimit(),
+        lambda sys: min(sys.getrecursionlimit(), 1000),  # compiling raises it, and that harms nobody
         lambda sys, value: sys.setrecursionlimit(value),
         lambda sys: 1000,
         module="sys",
