@@ -11,7 +11,7 @@ import torch
 from support import models
 from support.counting import BlockCalls
 from wf_core import Refused
-from wf_core.identity import Step
+from wf_core.model.identity import Step
 
 HELPER = Path(__file__).parents[1] / "plugins/cache-teacache/tests/teacache_vectors.py"
 spec = importlib.util.spec_from_file_location("teacache_vectors", HELPER)

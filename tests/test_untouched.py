@@ -11,8 +11,8 @@ import torch
 from support import models
 from support.plugins import write_chaos
 from wf_core import BaseModified, PluginFault, Refused
-from wf_core.fingerprint import fingerprint
-from wf_core.guard import ProcessState
+from wf_core.isolation.fingerprint import fingerprint
+from wf_core.isolation.guard import ProcessState
 
 ATTENTION = [{}, {"attention_backend": "sdpa"}, {"attention_backend": "math"}, {"attention_backend": "torch_flash"},
              {"attention_backend": "flex"}]  # fmt: skip

@@ -51,7 +51,7 @@ def bare(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.T
 def seam_alone() -> list[Row]:
     """A provider that does the bare call, behind the seam that a session builds, without a model around it."""
     from wf_core.api import AttentionProvider, FeatureCounters, Seams, Site
-    from wf_core.counters import Counters
+    from wf_core.kinds.counters import Counters
 
     class Bare(AttentionProvider):
         def attend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from wf_core.class_functions import class_diff, class_functions
+from wf_core.isolation.class_functions import class_diff, class_functions
 
 
 def test_a_patched_added_and_removed_function_are_named():

@@ -16,7 +16,7 @@ from wf_core import api
 from wf_core.cli import COMMANDS, main
 from wf_core.cli.settings import collect_settings, parse_settings, parse_value
 from wf_core.errors import BadInput
-from wf_core.vocabulary import HOST_API
+from wf_core.manifests.vocabulary import HOST_API
 
 from .conftest import Site
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from wf_core.conditions import BadCondition, Condition
 from wf_core.facts import Facts
+from wf_core.manifests.conditions import BadCondition, Condition
 
 FACTS = Facts.of(
     {

@@ -13,9 +13,9 @@ from diffusers.hooks import HookRegistry, ModelHook
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from wf_core.copying import assert_copyable, copy_module, copy_pipeline, hidden_tensors
 from wf_core.errors import BadInput, CannotCopy
-from wf_core.fingerprint import fingerprint
+from wf_core.isolation.copying import assert_copyable, copy_module, copy_pipeline, hidden_tensors
+from wf_core.isolation.fingerprint import fingerprint
 
 WAN = dict(
     num_attention_heads=2,

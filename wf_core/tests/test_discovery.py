@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from wf_core.discovery import Discovery, discover
 from wf_core.errors import BadInput
+from wf_core.plugins.discovery import Discovery, discover
 
 from .conftest import CACHE_MANIFEST, FAMILY_MANIFEST, Site
 
@@ -190,7 +190,7 @@ def test_any_fault_of_reading_a_manifest_is_the_plugins(site: Site, monkeypatch:
         raise ZeroDivisionError("oh\nno")
 
     site.cache("cache-one")
-    monkeypatch.setattr("wf_core.discovery.Manifest.load", fail)
+    monkeypatch.setattr("wf_core.plugins.discovery.Manifest.load", fail)
     [record] = found(site).plugins
     assert record.state == "broken"
     assert record.reason.endswith("wf-plugin.toml: ZeroDivisionError: oh no")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from wf_core.counters import Fallback
-from wf_core.declarations import EvidenceDecl
-from wf_core.evidence import state_of
-from wf_core.plan import PlannedFeature
+from wf_core.kinds.counters import Fallback
+from wf_core.manifests.declarations import EvidenceDecl
+from wf_core.resolving.plan import PlannedFeature
+from wf_core.sessions.evidence import state_of
 
 SKIPPED = EvidenceDecl("skipped", at_least=2)
 ALL = EvidenceDecl("done", equals_counter="tried")

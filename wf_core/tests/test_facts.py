@@ -15,7 +15,7 @@ from wf_core.facts.device import device_facts, visible_devices, with_machine
 from wf_core.facts.model import facts_from_directory, facts_from_pipeline, model_id
 from wf_core.facts.process import process_facts
 from wf_core.facts.run import grid_problems, run_facts
-from wf_core.manifest import Manifest
+from wf_core.manifests.manifest import Manifest
 
 from .conftest import FAMILY_MANIFEST, Site, write_safetensors
 

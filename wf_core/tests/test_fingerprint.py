@@ -8,8 +8,8 @@ import torch
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import nn
 
-from wf_core.fingerprint import fingerprint
-from wf_core.tensor_identity import UNTRACKED, content_digest, tensor_record
+from wf_core.isolation.fingerprint import fingerprint
+from wf_core.isolation.tensor_identity import UNTRACKED, content_digest, tensor_record
 
 
 def small():

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from wf_core.errors import BadInput, Busy
-from wf_core.guard import ProcessState, import_guard, process_global
-from wf_core.process_lock import ProcessLock
-from wf_core.process_settings import MIXED, SETTINGS
+from wf_core.isolation.guard import ProcessState, import_guard, process_global
+from wf_core.isolation.process_lock import ProcessLock
+from wf_core.isolation.process_settings import MIXED, SETTINGS
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_grad_mode_of_another_thread_is_no_change():
 def test_capture_works_without_torch_and_does_not_import_it():
     child("""
         import sys
-        from wf_core.guard import ProcessState, import_guard, process_global
+        from wf_core.isolation.guard import ProcessState, import_guard, process_global
         from wf_core.errors import BadInput
         before = ProcessState.capture()
         with import_guard() as guard:
@@ -155,7 +155,7 @@ def test_capture_works_without_torch_and_does_not_import_it():
 
 def test_fresh_import_of_torch_and_diffusers_is_no_change_but_a_setting_is():
     child("""
-        from wf_core.guard import ProcessState, import_guard
+        from wf_core.isolation.guard import ProcessState, import_guard
         before = ProcessState.capture()
         with import_guard() as guard:
             import torch

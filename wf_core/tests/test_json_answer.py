@@ -12,7 +12,7 @@ import pytest
 
 from wf_core.cli.settings import collect_settings, parse_setting, parse_value
 from wf_core.errors import BadInput
-from wf_core.report import Report
+from wf_core.sessions.report import Report
 from wf_core.values import canonical_json, json_text, show
 
 from .conftest import Site

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from wf_core.discovery import PluginRecord, discover
 from wf_core.errors import PluginFault
-from wf_core.loading import load_plugin
+from wf_core.plugins.discovery import PluginRecord, discover
+from wf_core.plugins.loading import load_plugin
 
 from .conftest import Site
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from wf_core.declarations import EvidenceDecl, FactSource
-from wf_core.effects import BadEffect, Effect, vocabulary
-from wf_core.manifest import Manifest, ManifestError, NewerManifest
-from wf_core.stages import STAGES
+from wf_core.manifests.declarations import EvidenceDecl, FactSource
+from wf_core.manifests.effects import BadEffect, Effect, vocabulary
+from wf_core.manifests.manifest import Manifest, ManifestError, NewerManifest
+from wf_core.resolving.stages import STAGES
 
 from .conftest import CACHE_MANIFEST, FAMILY_MANIFEST
 

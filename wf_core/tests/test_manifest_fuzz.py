@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wf_core.catalog import Catalog
 from wf_core.cli.list_plugins import listing
 from wf_core.cli.show import describe
-from wf_core.discovery import discover
-from wf_core.manifest import Manifest, ManifestError
+from wf_core.manifests.manifest import Manifest, ManifestError
+from wf_core.plugins.catalog import Catalog
+from wf_core.plugins.discovery import discover
 
 from .conftest import CACHE_MANIFEST, FAMILY_MANIFEST, Site
 from .test_manifest import EVIDENCE, FEATURE, HEAD

@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from wf_core.checkpoints import check_device, check_device_name
-from wf_core.driver import drive
 from wf_core.errors import BadInput, Refused
 from wf_core.facts.device import visible_devices
 from wf_core.facts.process import process_facts
 from wf_core.facts.run import run_facts
 from wf_core.host import Host
-from wf_core.manifest import ManifestError
+from wf_core.manifests.manifest import ManifestError
 from wf_core.media import check_output_path
-from wf_core.memory import held_bytes
+from wf_core.sessions.driver import drive
+from wf_core.sessions.memory import held_bytes
 
 from .conftest import Site
 from .test_cli_list import wf
@@ -170,8 +170,8 @@ LONG = "x" * 300
         ((*RUN, "--device", "foo"), "device 'foo'"),
         ((*RUN, "--device", "meta"), "device 'meta'"),
         ((*RUN, "--prompt", "\udcff"), "not valid text"),
-        ((*RUN, "--out", f"{LONG}.mp4"), "neither a directory"),
-        ((*RUN, "--out", f"{LONG}/clip.mp4"), "neither a directory"),
+        ((*RUN, "--out", f"{LONG}.mp4"), "File name too long"),
+        ((*RUN, "--out", f"{LONG}/clip.mp4"), "File name too long"),
         ((*RUN, "--report", "/proc/report.json"), "cannot write /proc/report.json"),
         (("resolve", LONG), "neither a directory"),
         (("resolve", "nope", "--family", "nofam"), "no installed plugin provides the model family 'nofam'"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wf_core.options import BadValue, OptionDecl
+from wf_core.manifests.options import BadValue, OptionDecl
 from wf_core.values import FrozenMap
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from wf_core.catalog import Catalog
-from wf_core.discovery import discover
-from wf_core.request import ParsedRequest, parse_request
+from wf_core.plugins.catalog import Catalog
+from wf_core.plugins.discovery import discover
+from wf_core.resolving.request import ParsedRequest, parse_request
 
 from .conftest import Site
 

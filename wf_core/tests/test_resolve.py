@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from wf_core import data
-from wf_core.catalog import Catalog
-from wf_core.discovery import discover
-from wf_core.effects import vocabulary
 from wf_core.errors import Refused
 from wf_core.facts import Facts
-from wf_core.plan import Plan, Refusal
-from wf_core.resolve import rejudge, resolve
-from wf_core.rules import core_rules
+from wf_core.manifests.effects import vocabulary
+from wf_core.plugins.catalog import Catalog
+from wf_core.plugins.discovery import discover
+from wf_core.resolving.plan import Plan, Refusal
+from wf_core.resolving.resolve import rejudge, resolve
+from wf_core.resolving.rules import core_rules
 
 from .conftest import Site
 
@@ -446,8 +446,8 @@ def test_the_hash_is_the_same_in_another_process(site: Site) -> None:
     site.family()
     site.cache("cache-alpha")
     code = (
-        "import sys\nfrom wf_core.catalog import Catalog\nfrom wf_core.discovery import discover\n"
-        "from wf_core.facts import Facts\nfrom wf_core.resolve import resolve\n"
+        "import sys\nfrom wf_core.plugins.catalog import Catalog\nfrom wf_core.plugins.discovery import discover\n"
+        "from wf_core.facts import Facts\nfrom wf_core.resolving.resolve import resolve\n"
         "facts = Facts.of({'model.family': 'toy', 'model.hooked': ''}, 'test')\n"
         f"print(resolve({{'alpha': 0.5}}, facts, Catalog.of(discover([{str(site.folder)!r}], {{}}))).hash)\n"
         "assert 'torch' not in sys.modules and 'toyplug_cache_alpha' not in sys.modules\n"

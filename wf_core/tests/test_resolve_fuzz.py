@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wf_core.catalog import Catalog
-from wf_core.discovery import discover
 from wf_core.errors import Refused
 from wf_core.facts import Facts
-from wf_core.plan import Refusal
-from wf_core.resolve import resolve
+from wf_core.plugins.catalog import Catalog
+from wf_core.plugins.discovery import discover
+from wf_core.resolving.plan import Refusal
+from wf_core.resolving.resolve import resolve
 
 from .conftest import Site
 from .test_request import VAE_MANIFEST

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from wf_core.errors import WfError as WfError
     from wf_core.facts import Facts as Facts
     from wf_core.host import Host as Host
-    from wf_core.plan import Plan as Plan
-    from wf_core.plan import Refusal as Refusal
-    from wf_core.report import Report as Report
-    from wf_core.session import Session as Session
+    from wf_core.resolving.plan import Plan as Plan
+    from wf_core.resolving.plan import Refusal as Refusal
+    from wf_core.sessions.report import Report as Report
+    from wf_core.sessions.session import Session as Session
 
 __version__ = "0.1.0"
 
@@ -32,12 +32,12 @@ _HOME = {
     "CannotCopy": "errors",
     "Facts": "facts",
     "Host": "host",
-    "Plan": "plan",
+    "Plan": "resolving.plan",
     "PluginFault": "errors",
-    "Refusal": "plan",
+    "Refusal": "resolving.plan",
     "Refused": "errors",
-    "Report": "report",
-    "Session": "session",
+    "Report": "sessions.report",
+    "Session": "sessions.session",
     "WfError": "errors",
 }
 

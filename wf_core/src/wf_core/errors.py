@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wf_core.plan import Refusal
+    from wf_core.resolving.plan import Refusal
 
 
 class WfError(Exception):

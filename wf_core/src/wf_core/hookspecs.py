@@ -18,11 +18,11 @@ import pluggy
 from wf_core.errors import WfError
 
 if TYPE_CHECKING:
-    from wf_core.caching import FeatureCache
-    from wf_core.calibration import Calibrator
     from wf_core.facts import Facts
-    from wf_core.family import ModelFamily
-    from wf_core.techniques import AttentionProvider, Technique, VaeDecoder
+    from wf_core.kinds.caching import FeatureCache
+    from wf_core.kinds.calibration import Calibrator
+    from wf_core.kinds.techniques import AttentionProvider, Technique, VaeDecoder
+    from wf_core.model.family import ModelFamily
 
 PROJECT = "wf"
 PASSED_ON = (WfError,)

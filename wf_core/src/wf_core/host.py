@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from wf_core import hookspecs
-from wf_core.catalog import Catalog
-from wf_core.discovery import Discovery, PluginRecord, discover
 from wf_core.errors import BadInput, PluginFault
 from wf_core.facts import Facts
 from wf_core.facts.device import device_facts, with_machine
 from wf_core.facts.model import facts_from_directory, facts_from_name, facts_from_pipeline
 from wf_core.facts.process import process_facts
 from wf_core.facts.run import run_facts
-from wf_core.loading import load_plugin
 from wf_core.names import did_you_mean
-from wf_core.open_sessions import alone
-from wf_core.plan import Plan
-from wf_core.resolve import resolve
+from wf_core.plugins.catalog import Catalog
+from wf_core.plugins.discovery import Discovery, PluginRecord, discover
+from wf_core.plugins.loading import load_plugin
+from wf_core.resolving.plan import Plan
+from wf_core.resolving.resolve import resolve
+from wf_core.sessions.open_sessions import alone
 
 if TYPE_CHECKING:
-    from wf_core.family import ModelFamily
-    from wf_core.manifest import ModelDecl
-    from wf_core.session import Session
-    from wf_core.techniques import Technique
+    from wf_core.kinds.techniques import Technique
+    from wf_core.manifests.manifest import ModelDecl
+    from wf_core.model.family import ModelFamily
+    from wf_core.sessions.session import Session
 
 Base = Any
 """A diffusers pipeline, a bare transformer of a known family, a checkpoint directory, or a registered model's name."""
@@ -115,7 +115,7 @@ class Host:
         session for longer than ``wait`` seconds. ``verify_contents`` also compares every weight's contents at close.
         ``extra`` adds techniques that no plan names (a calibrator), by name.
         """
-        from wf_core.session import Session
+        from wf_core.sessions.session import Session
 
         if isinstance(base, str | Path):
             raise BadInput(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from wf_core.copying import copy_module, copy_pipeline
 from wf_core.facts.model import facts_from_directory, facts_from_pipeline
-from wf_core.fingerprint import fingerprint
-from wf_core.guard import ProcessState
-from wf_core.manifest import Manifest
-from wf_core.run import Run
+from wf_core.isolation.copying import copy_module, copy_pipeline
+from wf_core.isolation.fingerprint import fingerprint
+from wf_core.isolation.guard import ProcessState
+from wf_core.manifests.manifest import Manifest
+from wf_core.sessions.run import Run
 
 __all__ = [
     "Manifest",

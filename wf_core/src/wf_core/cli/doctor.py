@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from wf_core.catalog import Catalog, Offer
 from wf_core.cli.numbers import SECONDS
 from wf_core.cli.output import print_json, print_pairs, print_table, soundness
-from wf_core.discovery import PluginRecord, discover
 from wf_core.facts import Facts
+from wf_core.manifests.vocabulary import SCHEMA
+from wf_core.plugins.catalog import Catalog, Offer
+from wf_core.plugins.discovery import PluginRecord, discover
 from wf_core.values import show, thaw
-from wf_core.vocabulary import SCHEMA
 
 MACHINE = ("device.", "package.", "process.", "python", "platform")
 

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from wf_core.cli.output import print_json, print_table, soundness
-from wf_core.discovery import PluginRecord, discover
-from wf_core.vocabulary import HOST_API, KINDS, SCHEMA
+from wf_core.manifests.vocabulary import HOST_API, KINDS, SCHEMA
+from wf_core.plugins.discovery import PluginRecord, discover
 
 
 @click.command("list-plugins")

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from wf_core.cli.answer import Answer
-from wf_core.discovery import Discovery
 from wf_core.errors import BadInput
+from wf_core.plugins.discovery import Discovery
 from wf_core.values import json_text
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from wf_core.cli.answer import Answer, answering
-from wf_core.discovery import discover
 from wf_core.errors import PluginFault
-from wf_core.loading import load_plugin
+from wf_core.plugins.discovery import discover
+from wf_core.plugins.loading import load_plugin
 
 
 def main(name: str) -> None:

@@ -8,16 +8,15 @@ from typing import Any
 
 def print_report(report: Mapping[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console(highlight=False)
-    features = Table(
-        "feature", "kind", "tier", "state", "evidence", title=f"plan {report['plan']}", title_justify="left"
-    )
+    features = Table("feature", "tier", "state", Column("evidence", overflow="fold"))
+    features.title, features.title_justify = f"plan {report['plan']}", "left"
     for name, claim in report["effective"].items():
-        features.add_row(name, claim["kind"], claim["tier"], claim["state"], _pairs(claim["evidence"]))
+        features.add_row(name, claim["tier"], claim["state"], _pairs(claim["evidence"]))
     if not report["effective"]:
-        features.add_row("(none)", "", "", "", "the stock computation")
+        features.add_row("(none)", "", "", "the stock computation")
     console.print(features)
     console.print(_steps_table(Table, report["steps"]))
     for item in report["fallbacks"]:
@@ -46,7 +45,11 @@ def _steps_table(table_class: Any, steps: Mapping[str, Any]) -> Any:
 
 
 def _pairs(evidence: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in evidence.items())
+    return ", ".join(f"{key}={_short(value)}" for key, value in evidence.items())
+
+
+def _short(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _ranges(steps: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ import click
 from wf_core.cli.output import print_json
 from wf_core.cli.settings import collect_settings, model_defaults, parse_settings, settings_options
 from wf_core.errors import Refused
-from wf_core.vocabulary import SCHEMA
+from wf_core.manifests.vocabulary import SCHEMA
 
 
 @click.command("resolve")

@@ -12,7 +12,7 @@ import click
 from wf_core.cli.numbers import FPS, SEED
 from wf_core.cli.output import print_json
 from wf_core.cli.settings import check_text, collect_settings, model_defaults, settings_options
-from wf_core.vocabulary import SCHEMA
+from wf_core.manifests.vocabulary import SCHEMA
 
 if TYPE_CHECKING:
     from wf_core.host import Host

@@ -12,7 +12,7 @@ import click
 
 from wf_core.errors import BadInput
 from wf_core.names import switch_key
-from wf_core.request_keys import differ
+from wf_core.resolving.request_keys import differ
 from wf_core.values import show
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from wf_core.catalog import Catalog, Offer
 from wf_core.cli.output import print_json, print_pairs, print_table
-from wf_core.declarations import SwitchDecl
-from wf_core.discovery import discover
 from wf_core.errors import BadInput
+from wf_core.manifests.declarations import SwitchDecl
+from wf_core.manifests.vocabulary import SCHEMA
 from wf_core.names import did_you_mean, normalise
+from wf_core.plugins.catalog import Catalog, Offer
+from wf_core.plugins.discovery import discover
 from wf_core.values import show, thaw
-from wf_core.vocabulary import SCHEMA
 
 
 @click.command("show")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wf_core.facts import Fact, Facts
-from wf_core.manifest_files import installed_version
+from wf_core.plugins.manifest_files import installed_version
 
 
 def device_facts(environ: Mapping[str, str] | None = None) -> Facts:

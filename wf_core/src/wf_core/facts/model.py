@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from wf_core.declarations import FactSource, FamilyDecl
 from wf_core.errors import BadInput
 from wf_core.facts import Fact, Facts
 from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 from wf_core.facts.directory import read_directory
 from wf_core.facts.live import read_pipeline
-from wf_core.manifest import Manifest
+from wf_core.manifests.declarations import FactSource, FamilyDecl
+from wf_core.manifests.manifest import Manifest
 from wf_core.values import freeze, show
 
 _DERIVED = "derived"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from wf_core.facts import Fact, Facts
-from wf_core.manifest_files import installed_version
+from wf_core.plugins.manifest_files import installed_version
 
 PACKAGES = (
     "accelerate",

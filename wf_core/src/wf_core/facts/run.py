@@ -7,8 +7,8 @@ from typing import Any
 
 from wf_core.errors import BadInput
 from wf_core.facts import Facts
+from wf_core.manifests.options import OptionDecl
 from wf_core.names import did_you_mean
-from wf_core.options import OptionDecl
 from wf_core.values import show
 
 RUN_OPTIONS = {

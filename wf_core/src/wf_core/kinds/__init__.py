@@ -1,0 +1,1 @@
+"""What plugins subclass, one base class per kind of technique."""

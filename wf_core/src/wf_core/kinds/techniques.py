@@ -1,0 +1,115 @@
+"""What a plugin's hook returns: the base classes of techniques, one per kind that the host can run.
+
+A technique is built once per session and lives as long as it. Its handlers are bound into the seams; the host opens
+and closes each run around it. A technique raises ``Ineligible`` for a call that it cannot serve: the host then fails
+the run, or, with ``on_ineligible="dense"``, counts a fallback and computes that call by the stock code. It must not
+catch out-of-memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from wf_core.kinds.counters import FeatureCounters
+
+if TYPE_CHECKING:
+    import torch
+
+    from wf_core.kinds.runview import RunView
+    from wf_core.model.seams import Handler, Site
+
+
+class Technique:
+    """The common part: life cycle, counters, and the handlers for the seams that the manifest declares."""
+
+    counters: FeatureCounters
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Seam name -> ``handler(inner, site, *args)``. Only seams that the manifest declares are accepted."""
+        return {}
+
+    def roles(self) -> Collection[str]:
+        """Roles of the sites wanted; empty for all."""
+        return ()
+
+    def prepare(self, components: Mapping[str, Any]) -> None:
+        """Called once, before the seams are bound, with the session's own copies of the components by name."""
+
+    def process_settings(self) -> Mapping[str, Any]:
+        """Process-wide settings to hold while the session is open, by the names of the guard's ``GLOBAL_SETTERS``.
+
+        Needs the effect ``process-global``: the session then has the process to itself.
+        """
+        return {}
+
+    def check(self, run: RunView) -> Iterable[str]:
+        """Reasons, one sentence each, why this run cannot be served. Called before the first model call."""
+        return ()
+
+    def begin(self, run: RunView) -> None:
+        """The run begins. Drop whatever an earlier run left."""
+
+    def end(self) -> None:
+        """The run has ended, whether it returned, raised or was interrupted. Release every tensor of it."""
+
+    def held_tensors(self) -> Iterable[torch.Tensor]:
+        """Tensors kept alive by this technique at this moment (not weights)."""
+        return ()
+
+    def evidence(self) -> Mapping[str, object]:
+        """Facts to show beside the counters in the report, as plain JSON values."""
+        return {}
+
+    def close(self) -> None:
+        """The session closes. Release everything."""
+
+
+class AttentionProvider(Technique, ABC):
+    """Computes attention in place of the model's own dispatch."""
+
+    @abstractmethod
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Scaled dot-product attention with scale ``head_dim ** -0.5``.
+
+        ``query`` is ``[B, Lq, H, D]``; ``key`` and ``value`` are ``[B, Lk, H, D]``; ``mask`` is None, or boolean with
+        True for pairs that attend, broadcastable to ``[B, H, Lq, Lk]``. Returns ``[B, Lq, H, D]`` in the query's
+        dtype. Raises ``Ineligible`` with the reason for a call that the kernel cannot serve.
+        """
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"attention": self._around}
+
+    def _around(
+        self,
+        inner: Callable[..., torch.Tensor],
+        site: Site,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        self.counters.add("attempts")
+        out = self.attend(query, key, value, mask)
+        self.counters.add("successes")
+        return out
+
+
+class VaeDecoder(Technique, ABC):
+    """Stands around (or in place of) the VAE's decoding of one batch of latents."""
+
+    @abstractmethod
+    def decode(self, inner: Callable[[torch.Tensor], torch.Tensor], latents: torch.Tensor) -> torch.Tensor:
+        """``latents`` ``[B, C, T, H, W]``, de-normalised -> video ``[B, 3, F, H', W']`` in [-1, 1].
+
+        ``inner(latents)`` decodes by the next layer, in the end by the stock VAE.
+        """
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"vae.decode": self._around}
+
+    def _around(self, inner: Callable[..., torch.Tensor], site: Site, latents: torch.Tensor) -> torch.Tensor:
+        return self.decode(inner, latents)

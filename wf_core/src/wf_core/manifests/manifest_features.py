@@ -1,0 +1,225 @@
+"""Reading ``[[feature]]`` and ``[[switch]]`` of a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wf_core.manifests.conditions import BadCondition, Condition
+from wf_core.manifests.declarations import EvidenceDecl, FeatureDecl, Select, SwitchDecl
+from wf_core.manifests.effects import BadEffect, Effect, EffectRule, EffectWord
+from wf_core.manifests.options import LISTS, TYPES, BadValue, OptionDecl
+from wf_core.manifests.toml_reader import Table
+from wf_core.manifests.vocabulary import KINDS, MODEL_KINDS, SEAMS, TIERS
+from wf_core.names import did_you_mean, switch_key
+from wf_core.resolving.stages import STAGES, default_stage
+from wf_core.values import freeze, show
+
+FORMS = ("flag", "value", "option", "feature")
+TableKeys = Mapping[str, frozenset[Any]]
+
+
+def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables: TableKeys) -> FeatureDecl:
+    """One ``[[feature]]``; its kind is the plugin's unless it names its own."""
+    kind = row.one_of("kind", KINDS, kind)
+    options = tuple(_option(option) for option in row.tables("option"))
+    feature = FeatureDecl(
+        name=row.text("name"),
+        kind=kind,
+        tier=row.one_of("tier", TIERS),
+        tolerance=row.text("tolerance", ""),
+        experimental=row.flag("experimental", False),
+        summary=row.text("summary", ""),
+        slot=row.text("slot", ""),
+        seams=_seams(row),
+        stage=row.one_of("stage", STAGES, default_stage(kind)),
+        before=row.texts("before"),
+        after=row.texts("after"),
+        effects=tuple(_effect(row, item, words, options, tables) for item in row.items("effects")),
+        families=_families(row),
+        evidence=tuple(_evidence(item) for item in row.tables("evidence")),
+        selects=tuple(_select(item) for item in row.tables("select")),
+        options=options,
+        conditions=read_conditions(row, options, tables),
+        state=_state(row),
+    )
+    twice = sorted({name for name in _option_names(options) if _option_names(options).count(name) > 1})
+    if twice:
+        row.fail(f"option {twice[0]!r} is declared twice")
+    if kind not in MODEL_KINDS and not any(item.proves for item in feature.evidence):
+        row.fail(
+            "needs evidence: at least one counter with at_least = 1 or more, or no run can prove that it worked"
+        )
+    if feature.tier != "exact" and not feature.tolerance.strip():
+        row.fail(f"tier {feature.tier} needs a tolerance: one sentence with the bound that was measured")
+    row.done()
+    return feature
+
+
+def read_switch(row: Table, features: tuple[FeatureDecl, ...]) -> SwitchDecl:
+    """One ``[[switch]]``, which belongs to a feature of the same manifest."""
+    names = [feature.name for feature in features]
+    switch = SwitchDecl(
+        name=switch_key(row.text("name")),
+        feature=row.text("feature"),
+        form=row.one_of("form", FORMS),
+        aliases=tuple(switch_key(alias) for alias in row.texts("aliases")),
+        option=row.text("option", ""),
+        shorthand=row.text("shorthand", ""),
+        off=_off(row),
+        doc=row.text("doc", ""),
+    )
+    feature = next((feature for feature in features if feature.name == switch.feature), None)
+    if feature is None:
+        row.fail(f"no feature {switch.feature!r} in this manifest{did_you_mean(switch.feature, names)}")
+    if switch.form in ("value", "option") and not switch.option:
+        row.fail(f"form {switch.form} needs the option that it sets")
+    for name in (switch.option, switch.shorthand):
+        if name and feature.option(name) is None:
+            row.fail(f"feature {feature.name!r} has no option {name!r}")
+    row.done()
+    return switch
+
+
+def read_conditions(row: Table, options: tuple[OptionDecl, ...], tables: TableKeys) -> tuple[Condition, ...]:
+    """The ``[[condition]]`` rows of a feature or a family, each with its reason."""
+    rows = row.raw("condition", [])
+    if not isinstance(rows, list):
+        row.fail("condition must be an array of tables, [[feature.condition]]")
+    return tuple(
+        read_condition(row, item, f"condition number {index + 1}", options, tables)
+        for index, item in enumerate(rows)
+    )
+
+
+def read_condition(
+    row: Table, item: Any, what: str, options: tuple[OptionDecl, ...], tables: TableKeys, *, top: bool = True
+) -> Condition:
+    """One condition that may look at these options and tables; at the ``top`` it carries a reason."""
+    try:
+        condition = Condition.parse(item, top=top)
+    except BadCondition as error:
+        row.fail(f"{what}: {error}")
+    names = _option_names(options)
+    for ref in condition.refs():
+        if ref.kind == "option" and ref.name not in names:
+            row.fail(
+                f"{what} looks at an option {ref.name!r} that is not declared{did_you_mean(ref.name, names)}"
+            )
+    for name in condition.table_names():
+        if name not in tables:
+            row.fail(f"{what} looks at a table {name!r} that is not declared{did_you_mean(name, tables)}")
+    return condition
+
+
+def _effect(
+    row: Table, item: Any, words: Mapping[str, EffectWord], options: tuple[OptionDecl, ...], tables: TableKeys
+) -> EffectRule:
+    when = None
+    if isinstance(item, Mapping):
+        if set(item) - {"effect", "when"} or "effect" not in item:
+            row.fail("an effect is text, or a table with effect and when")
+        if "when" in item:
+            when = read_condition(
+                row, item["when"], f"when of {item['effect']!r}", options, tables, top=False
+            )
+        item = item["effect"]
+    if not isinstance(item, str):
+        row.fail("an effect is text, or a table with effect and when")
+    try:
+        effect = Effect.parse(item, words)
+    except BadEffect as error:
+        row.fail(str(error))
+    declared = _option_names(options)
+    for number in effect.numbers:
+        if isinstance(number, str) and number not in declared:
+            row.fail(f"effect {item!r} takes its number from an option {number!r} that is not declared")
+    return EffectRule(effect, when)
+
+
+def _option(row: Table) -> OptionDecl:
+    option = OptionDecl(
+        name=row.text("name"),
+        type=row.one_of("type", TYPES),
+        doc=row.text("doc", ""),
+        default=freeze(row.raw("default")),
+        choices=row.items("choices"),
+        min=row.number_or_none("min"),
+        max=row.number_or_none("max"),
+        above=row.number_or_none("above"),
+        length=row.whole_or_none("length", 1),
+    )
+    if option.length is not None and option.type not in LISTS:
+        row.fail(f"length is for lists ({', '.join(LISTS)}), not for type {option.type}")
+    if not all(isinstance(choice, str | int | float) for choice in option.choices):
+        row.fail("choices are texts, numbers, true or false")
+    if (option.type == "choice") != bool(option.choices):
+        row.fail("type choice and a list of choices go together")
+    low = option.min if option.above is None else option.above
+    if low is not None and option.max is not None and (low > option.max or option.above == option.max):
+        row.fail(f"no number is in its range {option.describe_range()}")
+    try:
+        option.convert(option.default, option.name)
+    except BadValue as error:
+        row.fail(f"its default does not fit: {error.problem}")
+    row.done()
+    return option
+
+
+def _evidence(row: Table) -> EvidenceDecl:
+    evidence = EvidenceDecl(
+        counter=row.text("counter"),
+        at_least=row.whole_or_none("at_least", 0),
+        equals=row.whole_or_none("equals", 0),
+        equals_counter=row.text("equals_counter", ""),
+    )
+    given = [evidence.at_least is not None, evidence.equals is not None, bool(evidence.equals_counter)]
+    if sum(given) > 1:
+        row.fail("evidence takes one of at_least, equals and equals_counter")
+    row.done()
+    return evidence if any(given) else EvidenceDecl(evidence.counter, at_least=1)
+
+
+def _select(row: Table) -> Select:
+    select = Select(switch_key(row.text("switch")), row.texts("values"))
+    if not select.values:
+        row.fail("select needs at least one value")
+    row.done()
+    return select
+
+
+def _state(row: Table) -> str:
+    """A feature that is declared and cannot be used says why; there is no other state that it could be in."""
+    state = row.text("state", "")
+    word, _, reason = state.partition(":")
+    if state and not (word.strip() == "unavailable" and reason.strip()):
+        row.fail(f'state must be "unavailable: REASON", got {state!r}')
+    return state
+
+
+def _option_names(options: tuple[OptionDecl, ...]) -> list[str]:
+    return [option.name for option in options]
+
+
+def _seams(row: Table) -> tuple[str, ...]:
+    seams = row.texts("seams")
+    for seam in seams:
+        if seam not in SEAMS:
+            row.fail(f"unknown seam {seam!r}{did_you_mean(seam, SEAMS)}")
+    return seams
+
+
+def _families(row: Table) -> tuple[str, ...]:
+    families = row.texts("families", ["*"])
+    if not families:
+        row.fail('families must name at least one family, or "*"')
+    return families
+
+
+def _off(row: Table) -> tuple[Any, ...]:
+    off = row.raw("off", ())
+    values = tuple(off) if isinstance(off, list | tuple) else (off,)
+    for value in values:
+        if not isinstance(value, str | int | float):
+            row.fail(f"off takes texts, numbers, true or false, got {show(value)}")
+    return values

@@ -1,0 +1,198 @@
+"""Parsing a request: from the keys that a user typed to demands on features, with every problem collected.
+
+``-`` and ``_`` are the same in keys, dots reach into options (``feature_cache.threshold``), and a key at its off
+value asks for nothing. Nothing here looks at facts; that is resolving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from wf_core.manifests.options import BadValue
+from wf_core.names import did_you_mean
+from wf_core.plugins.catalog import Catalog, Offer
+from wf_core.resolving.plan import Violation
+from wf_core.resolving.request_keys import Asked, distribution_of, gather
+from wf_core.resolving.request_switches import Choice, OptionOnly, read_selector, read_switch
+from wf_core.values import EMPTY, FrozenMap, freeze, show
+
+Problem = Violation
+"""What is wrong with a request before any fact is looked at."""
+
+
+@attrs.frozen
+class Demand:
+    """One feature that the request asks for, with the options that were given. ``keys`` are the request's keys."""
+
+    offer: Offer
+    options: FrozenMap = EMPTY
+    keys: tuple[str, ...] = ()
+
+    @property
+    def feature(self) -> str:
+        """The feature's name."""
+        return self.offer.feature.name
+
+    @property
+    def plugin(self) -> str:
+        """The plugin's name."""
+        return self.offer.plugin
+
+    @property
+    def switch(self) -> str:
+        """The key that asked for it first."""
+        return self.keys[0] if self.keys else ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a refusal about this demand names: its keys and the feature."""
+        return tuple(dict.fromkeys((*self.keys, self.feature)))
+
+
+@attrs.frozen
+class ParsedRequest:
+    """A request in normal form. ``host_keys`` holds every key of the host, given or not."""
+
+    request: tuple[tuple[str, Any], ...] = ()
+    host_keys: FrozenMap = EMPTY
+    demands: tuple[Demand, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def parse_request(request: Mapping[str, Any], catalog: Catalog, family: str = "") -> ParsedRequest:
+    """Reads a request against the catalog; where several plugins own a name, the one for ``family`` is meant."""
+    return _Parser(catalog, family).parse(request)
+
+
+class _Parser:
+    """Collects demands and problems over one request."""
+
+    def __init__(self, catalog: Catalog, family: str) -> None:
+        self.catalog = catalog
+        self.family = family
+        self.problems: list[Problem] = []
+        self.demands: dict[tuple[str, str], Demand] = {}
+
+    def parse(self, request: Mapping[str, Any]) -> ParsedRequest:
+        asked, clashes = gather(request, self._canonical)
+        for key, shown in clashes:
+            self._problem("WF-R004", f"{key} is given twice with different values: {shown}.", (key,))
+        host_keys = {name: freeze(key.option.default) for name, key in self.catalog.host_keys.items()}
+        alone: list[tuple[Asked, OptionOnly]] = []
+        for item in asked:
+            if item.key in self.catalog.host_keys:
+                host_keys[item.key] = self._host_key(item)
+            else:
+                alone += [(item, option) for option in self._turn_on(item)]
+        for item, option in alone:
+            self._set_option(item, option)
+        normal = tuple(sorted(pair for item in asked for pair in item.pairs()))
+        return ParsedRequest(normal, FrozenMap(host_keys), tuple(self.demands.values()), tuple(self.problems))
+
+    def _canonical(self, key: str) -> str:
+        found = self.catalog.switch(key, self.family)
+        known = key in self.catalog.host_keys or key in self.catalog.selectors
+        return found[0][0].name if found and not known else key
+
+    def _host_key(self, item: Asked) -> Any:
+        key = self.catalog.host_keys[item.key]
+        default = freeze(key.option.default)
+        try:
+            value = key.option.convert(item.value, item.key)
+        except BadValue as error:
+            self._problem("WF-R003", f"{error}.", (item.key,))
+            return default
+        if not key.available and value != default:
+            self._problem(
+                "WF-R007", f"{item.key} is a key of the host that is not available yet.", (item.key,)
+            )
+            return default
+        return value
+
+    def _turn_on(self, item: Asked) -> list[OptionOnly]:
+        """Adds the demand of one key; returns options that wait for another key to ask for their feature."""
+        if item.key in self.catalog.selectors:
+            self._choose(item, read_selector(item, self.catalog, self.family))
+            return []
+        found = self.catalog.switch(item.key, self.family)
+        own = self.catalog.family_key(item.key, self.family)
+        if own and not any(offer.feature.supports(self.family) for _, offer in found):
+            reason = f"{item.key} is not how models of the family {self.family} are asked for this."
+            self._problem("WF-R009", reason, (item.key, own, "family"), f"Use {own}.")
+            return []
+        if not found:
+            self._unknown_key(item)
+            return []
+        plugins = sorted({offer.plugin for _, offer in found})
+        if len(plugins) > 1:
+            self._problem(
+                "WF-P003", f"{item.key} is claimed by {' and '.join(plugins)}; block one.", (item.key,)
+            )
+            return []
+        choice = read_switch(item, *found[0])
+        if isinstance(choice, OptionOnly):
+            return [choice]
+        self._choose(item, choice)
+        return []
+
+    def _choose(self, item: Asked, choice: Choice) -> None:
+        for code, reason, involves, fix in choice.problems:
+            self._problem(code, reason, involves, fix)
+        if choice.offer is not None:
+            self._demand(item.key, choice.offer, choice.options)
+
+    def _demand(self, key: str, offer: Offer, options: Mapping[str, Any]) -> None:
+        converted = self._convert(key, offer, options)
+        place = (offer.plugin, offer.feature.name)
+        before = self.demands.get(place, Demand(offer))
+        keys = tuple(dict.fromkeys((*before.keys, key)))
+        for name, value in converted.items():
+            if name in before.options and before.options[name] != value:
+                given = f"{show(before.options[name])} and {show(value)}"
+                reason = (
+                    f"{' and '.join(keys)} give {name} of {offer.feature.name} different values: {given}."
+                )
+                self._problem("WF-R004", reason, (*keys, name))
+        self.demands[place] = Demand(offer, FrozenMap({**before.options, **converted}), keys)
+
+    def _convert(self, key: str, offer: Offer, options: Mapping[str, Any]) -> dict[str, Any]:
+        converted = {}
+        for name, value in options.items():
+            option = offer.feature.option(name)
+            if option is None:
+                names = [known.name for known in offer.feature.options]
+                hint = did_you_mean(name, names, f"; its options are {', '.join(names)}" if names else "")
+                self._problem("WF-R006", f"{offer.feature.name} has no option {name!r}{hint}.", (key, name))
+            elif value is not None:
+                shown = key if key in offer.option_names(name) else f"{key}.{name}"
+                try:
+                    converted[name] = option.convert(value, shown)
+                except BadValue as error:
+                    self._problem("WF-R003", f"{error}.", tuple(dict.fromkeys((key, name))))
+        return converted
+
+    def _set_option(self, item: Asked, choice: OptionOnly) -> None:
+        """An option with a switch of its own: refused when its feature is not asked for, whatever its value."""
+        place = (choice.offer.plugin, choice.offer.feature.name)
+        if place in self.demands:
+            self._demand(item.key, choice.offer, {choice.option: item.value})
+            return
+        feature, keys = choice.offer.feature.name, choice.offer.keys()
+        reason = f"{item.key} is an option of {feature}, which is not asked for, so that it would be ignored."
+        fix = f"Ask for it with {' or '.join(keys) or feature}, or leave out {item.key}."
+        self._problem("WF-R005", reason, (item.key, *keys, feature), fix)
+
+    def _unknown_key(self, item: Asked) -> None:
+        distribution = distribution_of(item.key)
+        if distribution:
+            reason = f"{item.key} belongs to a plugin that is not installed."
+            self._problem("WF-R008", reason, (item.key,), f"Install {distribution}.")
+            return
+        hint = did_you_mean(item.key, self.catalog.keys(), "; `wf list-plugins --json` lists the switches")
+        self._problem("WF-R001", f"no installed plugin owns the key {item.key!r}{hint}.", (item.key,))
+
+    def _problem(self, code: str, reason: str, involves: tuple[str, ...], fix: str = "") -> None:
+        self.problems.append(Problem(code, "forbid", reason.replace("?.", "?"), involves, fix))

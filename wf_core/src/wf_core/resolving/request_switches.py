@@ -1,0 +1,168 @@
+"""What one key of a request means: a selector's value, or one of the four forms of a switch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from wf_core.manifests.declarations import SwitchDecl
+from wf_core.manifests.options import BadValue, OptionDecl
+from wf_core.names import did_you_mean, switch_key
+from wf_core.plugins.catalog import Catalog, Offer, Selector
+from wf_core.resolving.request_keys import Asked, differ, distribution_of
+from wf_core.values import freeze, show
+
+Said = tuple[str, str, tuple[str, ...], str]
+"""A problem: code, sentence, names involved, fix."""
+
+
+@attrs.frozen
+class Choice:
+    """The feature that a key turns on (None for an off value or a problem), and the options that it gives."""
+
+    offer: Offer | None = None
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    problems: tuple[Said, ...] = ()
+
+
+@attrs.frozen
+class OptionOnly:
+    """A switch that sets one option of a feature that another key must ask for."""
+
+    offer: Offer
+    option: str
+
+
+OFF = Choice()
+
+
+def read_selector(item: Asked, catalog: Catalog, family: str) -> Choice:
+    """A selector's value: a name, or a mapping with the discriminator and options."""
+    selector = catalog.selectors[item.key]
+    options, clash = _options(item, selector.discriminator)
+    if clash:
+        return Choice(problems=(clash,))
+    name = options.pop(selector.discriminator, None)
+    if name is None:
+        wanted = f"{selector.discriminator} (one of {', '.join(catalog.selector_values(item.key)) or 'none installed'})"
+        reason = f"{item.key} must say which feature is meant: a name, or a mapping with {wanted}."
+        return Choice(problems=(("WF-R002", reason, (item.key,), ""),))
+    if name is False or (isinstance(name, str) and name.strip().lower() in selector.off):
+        return _off(item.key, options)
+    if not isinstance(name, str):
+        reason = f"{item.key} expects a name or a mapping with {selector.discriminator!r}, got {show(name)}."
+        return Choice(problems=(("WF-R003", reason, (item.key,), ""),))
+    return _selected(item.key, selector, name, options, catalog, family)
+
+
+def _selected(
+    key: str, selector: Selector, name: str, options: Mapping[str, Any], catalog: Catalog, family: str
+) -> Choice:
+    offers = catalog.selected(key, name, family)
+    if len(offers) == 1:
+        return Choice(offers[0], options)
+    if offers:
+        plugins = ", ".join(sorted(f"{offer.feature.name} of {offer.plugin}" for offer in offers))
+        reason = f"{key}={name} is answered by several features: {plugins}."
+        return Choice(problems=(("WF-P003", reason, (key, name), "Block one of the plugins."),))
+    distribution = distribution_of(key, name)
+    if distribution:
+        reason = f"{key}={name} belongs to a plugin that is not installed."
+        return Choice(problems=(("WF-R008", reason, (key, name), f"Install {distribution}."),))
+    values = (*catalog.selector_values(key), *selector.off)
+    hint = did_you_mean(name, values, f"; known are {', '.join(values) or 'none'}")
+    return Choice(
+        problems=(("WF-R002", f"{key} has no {selector.discriminator} {name!r}{hint}.", (key, name), ""),)
+    )
+
+
+def read_switch(item: Asked, switch: SwitchDecl, offer: Offer) -> Choice | OptionOnly:
+    """A switch by its form; a value that its option does not take is a problem, not an exception."""
+    if switch.form == "option":
+        return OptionOnly(offer, switch.option)
+    if item.given and _is_off(item.value, switch.off):
+        return _off(item.key, item.nested)
+    try:
+        on, options = _FORMS[switch.form](item, switch, offer)
+    except BadValue as error:
+        return Choice(problems=(("WF-R003", f"{error}.", (item.key,), ""),))
+    if not on:
+        return _off(item.key, item.nested)
+    clash = _clash(item.key, options, item.nested)
+    return Choice(problems=(clash,)) if clash else Choice(offer, {**options, **_named(item.nested)})
+
+
+def _flag(item: Asked, switch: SwitchDecl, offer: Offer) -> tuple[bool, dict[str, Any]]:
+    return _needed(item) and bool(OptionDecl(switch.name, "bool").convert(item.value, item.key)), {}
+
+
+def _value(item: Asked, switch: SwitchDecl, offer: Offer) -> tuple[bool, dict[str, Any]]:
+    _needed(item)
+    option = offer.feature.option(switch.option)
+    value = option.convert(item.value, item.key) if option is not None else item.value
+    return not _is_off(value, switch.off), {switch.option: value}
+
+
+def _feature(item: Asked, switch: SwitchDecl, offer: Offer) -> tuple[bool, dict[str, Any]]:
+    value = item.value
+    if not item.given:
+        return True, {}
+    if isinstance(value, Mapping):
+        return True, _named(value)
+    try:
+        return bool(OptionDecl(switch.name, "bool").convert(value, item.key)), {}
+    except BadValue:
+        shorthand = offer.feature.option(switch.shorthand or switch.option)
+    if shorthand is None:
+        raise BadValue(item.key, f"expects true, false or a mapping of options, got {show(value)}")
+    return True, {shorthand.name: shorthand.convert(value, item.key)}
+
+
+_FORMS = {"flag": _flag, "value": _value, "feature": _feature}
+
+
+def _needed(item: Asked) -> bool:
+    if not item.given:
+        below = ", ".join(f"{item.key}.{name}" for name in item.nested)
+        raise BadValue(item.key, f"needs a value of its own beside {below}")
+    return True
+
+
+def _options(item: Asked, discriminator: str) -> tuple[dict[str, Any], Said | None]:
+    """The selector's value as one mapping with the discriminator and the options of dotted keys in it."""
+    own = (
+        _named(item.value)
+        if isinstance(item.value, Mapping)
+        else {discriminator: item.value}
+        if item.given
+        else {}
+    )
+    return {**own, **_named(item.nested)}, _clash(item.key, own, item.nested)
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {switch_key(name): value for name, value in options.items()}
+
+
+def _clash(key: str, own: Mapping[str, Any], nested: Mapping[str, Any]) -> Said | None:
+    for name, value in _named(nested).items():
+        if name in own and differ(own[name], value):
+            reason = f"{key} and {key}.{name} give different values: {show(own[name])} and {show(value)}."
+            return ("WF-R004", reason, (key, name), "")
+    return None
+
+
+def _off(key: str, options: Mapping[str, Any]) -> Choice:
+    """A key at its off value asks for nothing; options beside it would be ignored."""
+    if not options:
+        return OFF
+    reason = f"{key} is off, so that {', '.join(f'{key}.{name}' for name in options)} would be ignored."
+    return Choice(problems=(("WF-R005", reason, (key, *options), ""),))
+
+
+def _is_off(value: Any, off: tuple[Any, ...]) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in [show(other).lower() for other in off]
+    return any(isinstance(value, bool) == isinstance(other, bool) and freeze(value) == other for other in off)

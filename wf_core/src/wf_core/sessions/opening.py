@@ -1,0 +1,176 @@
+"""Open a session: judge again, copy, build the techniques, install them. A failure leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from wf_core.errors import Ineligible, PluginFault, Refused
+from wf_core.hookspecs import HOOK_OF_KIND
+from wf_core.isolation.copying import copy_module, copy_pipeline
+from wf_core.kinds.counters import FeatureCounters
+from wf_core.kinds.techniques import Technique
+from wf_core.model.seams import SEAMS, Handler, Seams, Site
+from wf_core.model.wiring import Wiring
+from wf_core.resolving.plan import Refusal, Violation
+from wf_core.sessions.blame import ask, attribute, each, plugin_of
+
+if TYPE_CHECKING:
+    from wf_core.facts import Facts
+    from wf_core.host import Host
+    from wf_core.model.family import ModelFamily
+    from wf_core.resolving.plan import Plan, PlannedFeature
+
+BARE = "transformer"
+"""The component name of a base that is a bare transformer."""
+
+
+@frozen
+class Opened:
+    """What a session is made of."""
+
+    copy: Any
+    is_pipeline: bool
+    components: Mapping[str, Any]
+    family: ModelFamily
+    wiring: Wiring
+    techniques: Mapping[str, Technique]
+
+
+def open_copy(
+    host: Host, base: Any, plan: Plan, facts: Facts, extra: Mapping[str, Technique] | None = None
+) -> Opened:
+    """``extra`` adds techniques that no plan names, such as a calibrator, by name."""
+    family = host.family(plan.family)
+    techniques = {**build_techniques(host, plan, facts), **(extra or {})}
+    components: Mapping[str, Any] = {}
+    try:
+        copy, components = copy_base(family, base)
+        wiring = Wiring(claim_seams(plan, techniques))
+        if wiring.seams.claimed(*SEAMS):
+            refuse_unavailable(plan, family.unavailable_seams(components), wiring.seams)
+        for name, technique in techniques.items():
+            technique.counters = FeatureCounters(name)
+            ask(plan, name, "activation", type(None), partial(technique.prepare, components))
+        family.install(components, wiring)
+        wiring.bind_schedule()
+        refuse_unattached(plan, techniques, wiring.seams)
+    except BaseException as error:
+        close_all(techniques)
+        family.uninstall(components)
+        told = attribute(plan, techniques, error)
+        if told is error:
+            raise
+        raise told from error
+    return Opened(copy, hasattr(base, "components"), components, family, wiring, techniques)
+
+
+def build_techniques(host: Host, plan: Plan, facts: Facts) -> dict[str, Technique]:
+    """One technique per planned feature, in composition order, each from the hook of its kind."""
+    techniques: dict[str, Technique] = {}
+    try:
+        for feature in plan.features:
+            techniques[feature.name] = _build(host, plan, feature, facts)
+    except BaseException:
+        close_all(techniques)
+        raise
+    return techniques
+
+
+def _build(host: Host, plan: Plan, feature: PlannedFeature, facts: Facts) -> Technique:
+    hook = HOOK_OF_KIND[feature.kind]
+    technique = host.call_hook(
+        feature.plugin, hook, feature=feature.name, options=feature.options_dict(), facts=facts
+    )
+    if not isinstance(technique, Technique):
+        found = type(technique).__name__
+        raise PluginFault(
+            feature.plugin, hook, f"must return a wf_core.api.Technique for {feature.name!r}, not {found}"
+        )
+    return technique
+
+
+def copy_base(family: ModelFamily, base: Any) -> tuple[Any, dict[str, Any]]:
+    """The structural copy of a pipeline or bare transformer, and the components that the session owns."""
+    if not hasattr(base, "components"):
+        copied = copy_module(base, BARE)
+        return copied, {BARE: copied}
+    owned = family.owned(base)
+    copied = copy_pipeline(base, owned)
+    return copied, {name: getattr(copied, name) for name in owned if getattr(copied, name, None) is not None}
+
+
+def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
+    """Every technique's handlers, in composition order; a seam that the manifest does not declare is a fault."""
+    seams = Seams()
+    declared = {feature.name: feature for feature in plan.features}
+    for name, technique in techniques.items():
+        handlers = ask(plan, name, "handlers()", Mapping, technique.handlers)
+        roles = tuple(ask(plan, name, "roles()", (tuple, list, set, frozenset), technique.roles))
+        for seam, handler in handlers.items():
+            if not callable(handler):
+                raise PluginFault(
+                    plugin_of(plan, name), "handlers()", f"the handler of {seam!r} is not callable"
+                )
+            feature = declared.get(name)
+            if feature is not None and seam not in feature.seams:
+                raise PluginFault(
+                    feature.plugin, "activation", f"{name!r} claims seam {seam!r}, which is not declared"
+                )
+            if plan.host_keys_dict().get("on_ineligible") == "dense":
+                handler = dense_when_ineligible(technique, seam, handler)
+            seams.claim(seam, name, handler, roles)
+    return seams
+
+
+def dense_when_ineligible(technique: Technique, seam: str, handler: Handler) -> Handler:
+    """The handler, or for a call that it says it cannot serve the next layer, counted with the reason."""
+
+    def guarded(inner: Callable[..., Any], site: Site, *args: Any) -> Any:
+        try:
+            return handler(inner, site, *args)
+        except Ineligible as why:
+            technique.counters.fall_back(seam, str(why))
+            return inner(*args)
+
+    return guarded
+
+
+def refuse_unavailable(plan: Plan, unavailable: Mapping[str, str], seams: Seams) -> None:
+    violations = [
+        Violation(code="WF-S001", level="forbid", reason=reason, involves=_who(plan, seam), fix="")
+        for seam, reason in unavailable.items()
+        if seams.claimed(seam)
+    ]
+    if violations:
+        raise Refused(Refusal(request=plan.request, violations=tuple(violations), suggestions=()))
+
+
+def refuse_unattached(plan: Plan, techniques: Mapping[str, Technique], seams: Seams) -> None:
+    """A technique whose handlers found no site could only be silent: refuse it."""
+    violations = [
+        Violation(
+            code="WF-S002",
+            level="forbid",
+            reason=f"{name} found nothing to attach to on this model, so it could have no effect.",
+            involves=(name,),
+            fix="",
+        )
+        for name, technique in techniques.items()
+        if technique.handlers() and not seams.attached(name)
+    ]
+    if violations:
+        raise Refused(Refusal(request=plan.request, violations=tuple(violations), suggestions=()))
+
+
+def close_all(techniques: Mapping[str, Technique]) -> list[tuple[str, Exception]]:
+    """Close every technique, the last first; returns what failed."""
+    return each(techniques, lambda technique: technique.close())
+
+
+def _who(plan: Plan, seam: str) -> tuple[str, ...]:
+    features: Sequence[PlannedFeature] = plan.features
+    return tuple(feature.switch or feature.name for feature in features if seam in feature.seams)
