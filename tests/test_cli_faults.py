@@ -15,7 +15,7 @@ def test_a_run_with_json_prints_one_object_whoever_else_prints(tmp_path):
     """A run, and an exit handler, that write to stdout in every way there is."""
     (tmp_path / "noisy.py").write_text(
         "import atexit, os, sys\n"
-        "from wf_core import runner\n"
+        "from wf_core.sessions import runner\n"
         "from wf_core.cli import main\n"
         "stock = runner.Runner.running\n"
         "def running(*a, **k):\n    print('from python')\n    os.write(1, b'from C')\n    return stock(*a, **k)\n"
