@@ -14,6 +14,7 @@ from typing import Any
 
 from wf_core import data
 
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path(__file__).with_name("plugins.md")
 HEAD = """# Plugins
 
@@ -26,7 +27,7 @@ def listing() -> list[dict[str, Any]]:
     wf = Path(sys.executable).with_name("wf")
     done = subprocess.run([str(wf), "list-plugins", "--json"], check=True, capture_output=True, text=True)
     plugins: list[dict[str, Any]] = json.loads(done.stdout)["plugins"]
-    return plugins
+    return [plugin for plugin in plugins if Path(plugin["location"]).is_relative_to(ROOT)]
 
 
 def section(plugin: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,6 +146,10 @@ def test_the_demo_command_makes_a_clip_a_sheet_and_an_honest_report(tmp_path):
     assert cache["computed"] + cache["skipped"] == 60
     assert cache["skipped"] >= 20
     assert "computed" in done.stdout and "skipped" in done.stdout
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"computed={cache['computed']}, skipped={cache['skipped']}" in readme, (
+        "the README shows another run"
+    )
     assert_the_clip_shows_the_prompt(tmp_path / "demo/clip.mp4")
 
 

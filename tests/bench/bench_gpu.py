@@ -163,6 +163,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "bench_gpu.py needs a CUDA device, and torch sees none\n")
     host, pipe = Host.discover(), wan_1_3b()
     card = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
     tables: dict[str, Any] = {"machine": card}

@@ -368,7 +368,7 @@ def test_everything_that_is_wrong_is_collected(site: Site) -> None:
     request = {"alpha": True, "beta": True, "gamma": 1, "profile": "official"}
     found = refusal(request, MODEL.with_({"model.id": "mine"}), catalog(site))
     assert sorted(codes(found)) == ["TOY-1", "WF-C001", "WF-R001", "WF-R007"]
-    assert "(and 3 more reasons)" in found.one_line()
+    assert "(and 3 more reasons; wf resolve lists all)" in found.one_line()
     assert "\n" not in found.one_line()
     text = found.explain()
     assert all(code in text for code in codes(found))

@@ -20,11 +20,12 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
     Weights are loaded with ``dtype``, which keeps in fp32 what the model wants in fp32 (a later ``.to(dtype)``
     would round it). Raises ``BadInput`` with one line when the directory does not load.
     """
+    check_dtype(dtype)
+    check_device(device)
+
     import torch
     from diffusers import DiffusionPipeline
 
-    check_dtype(dtype)
-    check_device(device)
     try:
         pipe = DiffusionPipeline.from_pretrained(
             str(directory), dtype=getattr(torch, dtype), local_files_only=True
@@ -33,6 +34,15 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"cannot load {directory}: {first}") from error
     return pipe if device == "cpu" else pipe.to(device)
+
+
+def without_loading_bars() -> None:
+    """Loading shows no bars from now on, in this process; for programs that own it, such as the command line."""
+    from diffusers.utils import logging as of_diffusers
+    from transformers.utils import logging as of_transformers
+
+    of_diffusers.disable_progress_bar()
+    of_transformers.disable_progress_bar()
 
 
 def check_dtype(dtype: str) -> str:

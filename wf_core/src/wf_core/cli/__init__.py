@@ -107,8 +107,9 @@ def _fault(error: Exception, answer: Answer | None) -> int:
         import traceback
 
         traceback.print_exception(error)
-    line = f"a fault of the host: {type(error).__name__}: {error} (WF_DEBUG=1 shows where)"
-    return _say(line, 1, answer)
+    told = getattr(error, "__notes__", ())
+    who = "; ".join(told) if told else "a fault of the host"
+    return _say(f"{who}: {type(error).__name__}: {error} (WF_DEBUG=1 shows where)", 1, answer)
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -83,13 +83,15 @@ def calibrate(
     """The preset of ``feature`` for ``model``: the plugin's result, with the checkpoint and the settings."""
     import torch
 
-    from wf_core.checkpoints import checkpoint_hash, load_pipeline
+    from wf_core.checkpoints import checkpoint_hash, load_pipeline, without_loading_bars
 
     plugin = host.catalog.feature_plugin(feature)
     checkpoint = checkpoint_hash(host.model_directory(model))
     facts = host.facts(model).with_({"model.checkpoint_hash": checkpoint}, source="the checkpoint's files")
     calibrator = host.call_hook(plugin, "wf_calibrator", feature=feature, options={}, facts=facts)
+    without_loading_bars()
     pipe = load_pipeline(host.model_directory(model), dtype, device)
+    pipe.set_progress_bar_config(disable=None)
     with host.session(pipe, {}, extra={"calibrator": calibrator}) as session:
         for number, prompt in enumerate(prompts):
             generator = torch.Generator("cpu").manual_seed(seed + number)

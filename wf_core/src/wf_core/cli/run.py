@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Generate a clip with MODEL, a checkpoint directory or a registered name.
 
-    Everything is checked before a weight is read: the request, the paths, the sizes. On a refusal nothing is written.
+    The request, the paths and the sizes are checked before a weight is read. On a refusal nothing is written.
     """
     from wf_core.checkpoints import check_device_name, check_dtype
     from wf_core.host import Host
@@ -116,10 +116,12 @@ def generate(
     """Load, open a session, run once. Returns frames ``[F, H, W, 3]`` uint8, the report and the wall times."""
     import torch
 
-    from wf_core.checkpoints import load_pipeline
+    from wf_core.checkpoints import load_pipeline, without_loading_bars
 
     started = time.perf_counter()
+    without_loading_bars()
     pipe = load_pipeline(host.model_directory(model), dtype, device)
+    pipe.set_progress_bar_config(disable=None)  # a bar of the steps on a terminal, none in a log
     loaded = time.perf_counter()
     with host.session(pipe, plan) as session:
         generator = torch.Generator("cpu").manual_seed(seed)

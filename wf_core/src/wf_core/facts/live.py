@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,7 +67,7 @@ def _name(item: Any) -> str:
     config = getattr(item, "config", None)
     found = config.get("_name_or_path") if isinstance(config, Mapping) else None
     found = found or getattr(item, "name_or_path", "") or getattr(item, "_name_or_path", "")
-    return found if isinstance(found, str) else ""
+    return os.fspath(found) if isinstance(found, str | os.PathLike) else ""
 
 
 def _hooks(components: Mapping[str, Any], pipe: Any) -> str:

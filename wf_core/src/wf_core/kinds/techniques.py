@@ -94,6 +94,10 @@ class AttentionProvider(Technique, ABC):
     ) -> torch.Tensor:
         self.counters.add("attempts")
         out = self.attend(query, key, value, mask)
+        if out.shape != query.shape:
+            raise ValueError(
+                f"attend() must give a tensor of shape {tuple(query.shape)}, not {tuple(out.shape)}"
+            )
         self.counters.add("successes")
         return out
 

@@ -176,7 +176,7 @@ class Refusal:
         if not self.violations:
             return "refused"
         rest = len(self.violations) - 1
-        more = f" (and {rest} more reason{'s' if rest > 1 else ''})" if rest else ""
+        more = f" (and {rest} more reason{'s' if rest > 1 else ''}; wf resolve lists all)" if rest else ""
         fix = f" {self.violations[0].fix}" if self.violations[0].fix else ""
         return " ".join(f"refused: {self.violations[0]}{fix}{more}".split())
 

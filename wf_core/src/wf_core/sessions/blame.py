@@ -79,8 +79,11 @@ def feature_in_traceback(
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
-        if package in packages:
-            found = owners.get(id(trace.tb_frame.f_locals.get("self")), found or packages[package])
+        owner = owners.get(id(trace.tb_frame.f_locals.get("self")))
+        if owner is not None:
+            found = owner
+        elif package in packages:
+            found = found or packages[package]
         trace = trace.tb_next
     return plan.feature(found) if found is not None else None
 

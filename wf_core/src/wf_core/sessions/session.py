@@ -55,8 +55,8 @@ class Session:
         self.name = f"session-{next(_numbers)}({'+'.join(f.name for f in plan.features) or 'plain'})"
         self.overlapped: set[str] = set()
         self.reports: list[Report] = []
-        self.pipe: Any = None
-        self.model: Any = None
+        self._pipe: Any = None
+        self._model: Any = None
         self.closed = False
         self._host = host
         self._busy = threading.Lock()
@@ -87,10 +87,29 @@ class Session:
         self._opened: Opened | None = opened
         self._runner = Runner(self.plan, known, opened, self._host.versions)
         if opened.is_pipeline:
-            self.pipe = opened.copy
-            driver.drive(self.pipe, self)
+            self._pipe = opened.copy
+            driver.drive(self._pipe, self)
         else:
-            self.model = opened.copy
+            self._model = opened.copy
+
+    @property
+    def pipe(self) -> Any:
+        """The session's pipeline; None where the base is a bare transformer. Raises ``RuntimeError`` once closed."""
+        self._require_open()
+        return self._pipe
+
+    @property
+    def model(self) -> Any:
+        """The session's transformer; None where the base is a pipeline. Raises ``RuntimeError`` once closed."""
+        self._require_open()
+        return self._model
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("this session is closed; open a new one")
+
+    def __repr__(self) -> str:
+        return f"<wf session {self.name}, {'closed' if self.closed else 'open'}, {len(self.reports)} runs>"
 
     # --- reports -----------------------------------------------------------------------------------------------
 
@@ -152,8 +171,8 @@ class Session:
                 "(sessions share the weights)"
             )
         try:
-            if self._opened is None:
-                raise RuntimeError("this session is closed; open a new one")
+            self._require_open()
+            assert self._opened is not None
             yield self._opened
         finally:
             self._busy.release()
@@ -198,9 +217,9 @@ class Session:
         opened.family.uninstall(opened.components)
         opened.wiring.close()
         self._runner.close()
-        if self.pipe is not None:
-            driver.release(self.pipe)
-        self.pipe = self.model = None
+        if self._pipe is not None:
+            driver.release(self._pipe)
+        self._pipe = self._model = None
 
     def _verify(self) -> None:
         """Compare base and process with what they were. Raises ``BaseModified`` if this session was alone."""
