@@ -10,6 +10,7 @@ import torch
 
 from support import models
 
+pytestmark = pytest.mark.gpu
 BACKENDS = ["sdpa", "cudnn", "efficient", "math", "torch_flash", "flex"]
 
 

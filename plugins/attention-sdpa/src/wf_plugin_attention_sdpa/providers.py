@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import NoReturn
@@ -55,11 +56,11 @@ class CachedProvider(AttentionProvider):
         self._recipes[sign] = recipe
         return recipe
 
+    @abstractmethod
     def _prepare(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> Recipe:
         """The recipe for calls like this one, or ``Ineligible``."""
-        raise NotImplementedError
 
     def _note(self, operator: str, steps: tuple[str, ...] = ()) -> None:
         self._operators[operator] = self._operators.get(operator, 0) + 1
