@@ -337,3 +337,23 @@ def test_nothing_that_excludes_ever_overlaps():
     for thread, _ in threads:
         thread.join()
     assert faults == [] and [result for _, result in threads] == [[None]] * 7
+
+
+def test_random_numbers_that_another_thread_draws_are_not_laid_to_an_import():
+    done, drawing = threading.Event(), threading.Event()
+
+    def draw():
+        while not done.is_set():
+            torch.rand(8)
+            drawing.set()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    drawing.wait(10)
+    try:
+        with import_guard() as guard:
+            time.sleep(0.05)
+    finally:
+        done.set()
+        thread.join()
+    assert guard.changes == []

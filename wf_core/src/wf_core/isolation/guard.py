@@ -117,6 +117,10 @@ class _Stream:
     write: Callable[[Any, Any], None]
     key: Callable[[Any], Any]
 
+    def moved_since(self, before: Any) -> bool:
+        """Whether numbers were drawn, or the stream was seeded, since its state was read."""
+        return bool(self.key(self.read(sys.modules[self.module])) != self.key(before))
+
 
 def _numpy_key(state: dict[str, Any]) -> tuple[Any, ...]:
     inner = state["state"]
@@ -155,7 +159,8 @@ class ImportGuard:
 
     Everything is restored, also when the import raises. What other threads change at the same time cannot be told
     apart; so where the import is not ``alone``, the environment and the random streams, which running sessions may
-    well touch, are neither compared nor put back.
+    well touch, are neither compared nor put back. Random numbers that were drawn while other threads run are laid to
+    the import only if it changed something else as well.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -178,11 +183,11 @@ class ImportGuard:
         changes = before.diff(ProcessState.capture())
         failed = before.restore()
         changes += [f"{line} (could not be put back)" for line in failed]
-        for stream, before in self._streams:
-            library = sys.modules[stream.module]
-            if stream.key(stream.read(library)) != stream.key(before):
+        drawn = [(stream, kept) for stream, kept in self._streams if stream.moved_since(kept)]
+        if drawn and (changes or threading.active_count() == 1):
+            for stream, kept in drawn:
                 changes.append(f"random numbers drawn or seeded: {stream.name}")
-                stream.write(library, before)
+                stream.write(sys.modules[stream.module], kept)
         self.changes.extend(changes)
 
 
