@@ -80,9 +80,6 @@ class FakeCounters:
     def add(self, name: str, amount: int = 1) -> None:
         self.counts[name] += amount
 
-    def note(self, name: str, value: object) -> None:
-        raise AssertionError("nothing is noted here")
-
     def fall_back(self, seam: str, reason: str) -> None:
         self.fallbacks[reason] += 1
 

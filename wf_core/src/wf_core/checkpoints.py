@@ -36,13 +36,18 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
     return pipe if device == "cpu" else pipe.to(device)
 
 
-def without_loading_bars() -> None:
-    """Loading shows no bars from now on, in this process; for programs that own it, such as the command line."""
+def load_quietly(directory: Path, dtype: str, device: str) -> Any:
+    """``load_pipeline`` for a program that owns its process: no bars while loading, and later a bar of the steps only
+    on a terminal. Silences the loading of diffusers and transformers from then on.
+    """
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 
     of_diffusers.disable_progress_bar()
     of_transformers.disable_progress_bar()
+    pipe = load_pipeline(directory, dtype, device)
+    pipe.set_progress_bar_config(disable=None)
+    return pipe
 
 
 def check_dtype(dtype: str) -> str:

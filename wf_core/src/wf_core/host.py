@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from wf_core.names import did_you_mean
 from wf_core.plugins.catalog import Catalog
 from wf_core.plugins.discovery import Discovery, PluginRecord, discover
 from wf_core.plugins.loading import load_plugin
+from wf_core.plugins.manifest_files import installed_version
 from wf_core.resolving.plan import Plan
 from wf_core.resolving.resolve import resolve
 from wf_core.sessions.open_sessions import alone
@@ -213,11 +213,4 @@ class Host:
         """Versions of what can change a result, for the report."""
         names = ["wf-core", "torch", "diffusers", "transformers"]
         names += [record.distribution for record in self.plugins if record.state == "available"]
-        return {name: found for name in names if (found := _version(name))}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
+        return {name: found for name in names if (found := installed_version(name))}

@@ -42,7 +42,7 @@ def command(
 ) -> None:
     """Run MODEL densely over calibration prompts and fit FEATURE's preset to what is seen."""
     from wf_core.checkpoints import check_device_name, check_dtype
-    from wf_core.cli.settings import check_text, model_defaults
+    from wf_core.cli.settings import check_text, model_defaults, with_defaults
     from wf_core.errors import BadInput
     from wf_core.host import Host
     from wf_core.media import check_output_path, write_text
@@ -57,8 +57,7 @@ def command(
     prompts = prompts or defaults.get("calibration_prompts", ())
     if not prompts:
         raise BadInput(f"{model} declares no calibration prompts; give at least one with --prompt")
-    known = {key: value if value is not None else defaults.get(key) for key, value in call.items()}
-    known = {key: value for key, value in known.items() if value is not None}
+    known = with_defaults(call, defaults)
     dtype = check_dtype(dtype or str(defaults.get("dtype", "float32")))
     preset = calibrate(host, feature, model, prompts, known, seed, dtype, device)
     write_text(json_text(preset, indent=2) + "\n", out)
@@ -83,15 +82,14 @@ def calibrate(
     """The preset of ``feature`` for ``model``: the plugin's result, with the checkpoint and the settings."""
     import torch
 
-    from wf_core.checkpoints import checkpoint_hash, load_pipeline, without_loading_bars
+    from wf_core.checkpoints import checkpoint_hash, load_quietly
 
     plugin = host.catalog.feature_plugin(feature)
-    checkpoint = checkpoint_hash(host.model_directory(model))
+    directory = host.model_directory(model)
+    checkpoint = checkpoint_hash(directory)
     facts = host.facts(model).with_({"model.checkpoint_hash": checkpoint}, source="the checkpoint's files")
     calibrator = host.call_hook(plugin, "wf_calibrator", feature=feature, options={}, facts=facts)
-    without_loading_bars()
-    pipe = load_pipeline(host.model_directory(model), dtype, device)
-    pipe.set_progress_bar_config(disable=None)
+    pipe = load_quietly(directory, dtype, device)
     with host.session(pipe, {}, extra={"calibrator": calibrator}) as session:
         for number, prompt in enumerate(prompts):
             generator = torch.Generator("cpu").manual_seed(seed + number)

@@ -11,13 +11,11 @@ import click
 
 from wf_core.cli.numbers import FPS, SEED
 from wf_core.cli.output import print_json
-from wf_core.cli.settings import check_text, collect_settings, model_defaults, settings_options
+from wf_core.cli.settings import check_text, collect_settings, model_defaults, settings_options, with_defaults
 from wf_core.manifests.vocabulary import SCHEMA
 
 if TYPE_CHECKING:
     from wf_core.host import Host
-
-CALL_KEYS = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale")
 
 
 @click.command("run")
@@ -72,8 +70,7 @@ def command(
     host = Host.discover()
     request = collect_settings(settings, load_json)
     defaults = model_defaults(host, model)
-    known = {key: call[key] if call[key] is not None else defaults.get(key) for key in CALL_KEYS}
-    known = {key: value for key, value in known.items() if value is not None}
+    known = with_defaults(call, defaults)
     dtype = check_dtype(dtype or str(defaults.get("dtype", "float32")))
     plan = host.resolve(model, request, run=known, facts={"device.type": device.partition(":")[0]})
     result = generate(
@@ -116,12 +113,10 @@ def generate(
     """Load, open a session, run once. Returns frames ``[F, H, W, 3]`` uint8, the report and the wall times."""
     import torch
 
-    from wf_core.checkpoints import load_pipeline, without_loading_bars
+    from wf_core.checkpoints import load_quietly
 
     started = time.perf_counter()
-    without_loading_bars()
-    pipe = load_pipeline(host.model_directory(model), dtype, device)
-    pipe.set_progress_bar_config(disable=None)  # a bar of the steps on a terminal, none in a log
+    pipe = load_quietly(host.model_directory(model), dtype, device)
     loaded = time.perf_counter()
     with host.session(pipe, plan) as session:
         generator = torch.Generator("cpu").manual_seed(seed)

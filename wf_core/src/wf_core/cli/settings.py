@@ -125,6 +125,12 @@ def model_defaults(host: Host, model: str) -> Mapping[str, Any]:
     return declared.defaults_dict() if declared is not None else {}
 
 
+def with_defaults(call: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The call's arguments that are known: those given, else the model's own; what neither gives is left out."""
+    known = {key: defaults.get(key) if value is None else value for key, value in call.items()}
+    return {key: value for key, value in known.items() if value is not None}
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file; `BadInput` with one line otherwise."""
     try:

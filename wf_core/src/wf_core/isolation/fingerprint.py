@@ -55,11 +55,6 @@ class Fingerprint:
     classes: Mapping[str, Functions] = field(repr=False, factory=dict)
     run_state: Mapping[str, str] = field(repr=False, factory=dict)
 
-    @classmethod
-    def empty(cls) -> Fingerprint:
-        """The fingerprint of nothing, which keeps no reference to anything."""
-        return cls({}, {})
-
     def diff(self, other: Fingerprint, run_state: bool = True) -> list[str]:
         """One line per difference of ``other``, taken later: component and path, then what changed.
 

@@ -23,23 +23,15 @@ class Counters:
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._fallbacks: Counter[tuple[str, str, str]] = Counter()
-        self._notes: dict[str, dict[str, object]] = {}
 
     def add(self, feature: str, name: str, amount: int = 1) -> None:
         self._counts[feature, name] += amount
-
-    def note(self, feature: str, name: str, value: object) -> None:
-        """Something seen that is not a count: a kernel's name, a dtype."""
-        self._notes.setdefault(feature, {})[name] = value
 
     def fall_back(self, feature: str, seam: str, reason: str) -> None:
         self._fallbacks[feature, seam, reason] += 1
 
     def of(self, feature: str) -> dict[str, int]:
         return {name: count for (owner, name), count in self._counts.items() if owner == feature}
-
-    def notes(self, feature: str) -> dict[str, object]:
-        return dict(self._notes.get(feature, {}))
 
     def fallbacks(self) -> tuple[Fallback, ...]:
         return tuple(Fallback(*key, count) for key, count in sorted(self._fallbacks.items()))
@@ -57,9 +49,6 @@ class FeatureCounters:
 
     def add(self, name: str, amount: int = 1) -> None:
         self._run.add(self._feature, name, amount)
-
-    def note(self, name: str, value: object) -> None:
-        self._run.note(self._feature, name, value)
 
     def fall_back(self, seam: str, reason: str) -> None:
         self._run.fall_back(self._feature, seam, reason)

@@ -77,9 +77,7 @@ def run_report(
     """
     return Report(
         {
-            "schema": SCHEMA,
-            "plan": plan.hash,
-            "requested": plan.request_dict(),
+            **pending_report(plan, versions),
             "effective": {
                 feature.name: _effective(feature, run, evidence.get(feature.name))
                 for feature in plan.features
@@ -91,11 +89,7 @@ def run_report(
             "identity": run.identity.summary(),
             "steps": _steps(run, begun),
             "timing": {"seconds": round(run.seconds, 6), "first_run": first_run},
-            "memory": {},
-            "versions": dict(versions),
-            "warnings": [warning.to_json() for warning in plan.warnings],
             "run": {"id": run.id, "state": run.state, "error": run.error, "facts": _run_facts(run)},
-            "unattributed": [],
         }
     )
 
@@ -119,7 +113,7 @@ def _effective(feature: PlannedFeature, run: Run, evidence: Mapping[str, Any] | 
         return _claim(feature, PENDING, {})
     counts = run.counters.of(feature.name)
     state = state_of(feature, counts, run.counters.fallbacks(), ran=bool(run.calls or counts))
-    return _claim(feature, state, {**counts, **run.counters.notes(feature.name), **evidence})
+    return _claim(feature, state, {**counts, **evidence})
 
 
 def _steps(run: Run, techniques: Mapping[str, Technique]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from wf_core.isolation.witness import Witness
 from wf_core.model.family import CallPlan, Schedule
 from wf_core.resolving.resolve import rejudge
 from wf_core.sessions import driver, open_sessions
-from wf_core.sessions.blame import fault_of, plugin_of
+from wf_core.sessions.blame import ask, fault_of, plugin_of
 from wf_core.sessions.memory import held_bytes
 from wf_core.sessions.opening import Opened, close_all, open_copy
 from wf_core.sessions.report import Report, pending_report
@@ -255,7 +255,7 @@ def _process_settings(plan: Plan, opened: Opened) -> dict[str, Any]:
     """The settings that techniques ask for; asking without having declared it is the plugin's fault."""
     settings: dict[str, Any] = {}
     for name, technique in opened.techniques.items():
-        asked = technique.process_settings()
+        asked = ask(plan, name, "process_settings()", Mapping, technique.process_settings)
         if asked and not _is_process_global(plan):
             raise PluginFault(
                 plugin_of(plan, name), "activation", f"{name!r} sets process-wide state undeclared"
