@@ -20,7 +20,7 @@ KIND_OF_FOLDER = {
     "parallel": "parallel-strategy",
     "placement": "placement",
     "execution": "execution-mode",
-    "fusion": "fusion",
+    "fused": "fusion",
     "adapter": "adapter",
     "model": "model-source",
 }

@@ -15,7 +15,14 @@ from wf_core import hookspecs
 from wf_core.errors import BadInput, PluginFault
 from wf_core.facts import Facts
 from wf_core.facts.device import device_facts, with_machine
-from wf_core.facts.model import facts_from_directory, facts_from_name, facts_from_pipeline
+from wf_core.facts.machines import THIS, machine_profile, world_facts
+from wf_core.facts.model import (
+    facts_from_directory,
+    facts_from_name,
+    facts_from_pipeline,
+    facts_from_profile,
+    official_facts,
+)
 from wf_core.facts.process import process_facts
 from wf_core.facts.run import run_facts
 from wf_core.names import did_you_mean
@@ -66,13 +73,28 @@ class Host:
 
     # --- facts and plans ---------------------------------------------------------------------------------------
 
-    def facts(self, base: Base, run: Mapping[str, Any] | None = None, *, family: str | None = None) -> Facts:
+    def facts(
+        self,
+        base: Base,
+        run: Mapping[str, Any] | None = None,
+        *,
+        family: str | None = None,
+        device: str = THIS,
+        world: int | None = None,
+        process_group: bool | None = None,
+    ) -> Facts:
         """What is known about the model, the device, the process and, as far as given, the run.
 
-        For a directory or a registered name only configs and safetensors headers are read. With ``family`` a text
-        that is neither is taken as the id of a model of that family, about which nothing else is known.
+        For a directory or a registered name only configs and safetensors headers are read, for a profile nothing.
+        With ``family`` a text that is neither is taken as the id of a model of that family, about which nothing else
+        is known. ``device`` is this machine, or the name of a device profile; ``world`` is the number of processes of
+        the run to judge, with an initialised ``process_group`` where it is above 1.
         """
-        facts = with_machine(self._model_facts(base, family), self._machine)
+        if device == THIS:
+            facts = with_machine(self._model_facts(base, family), self._machine)
+        else:
+            facts = self._model_facts(base, family).merged(machine_profile(device, self._machine))
+        facts = facts.merged(world_facts(world, process_group))
         return facts.merged(run_facts(run)) if run else facts
 
     def resolve(
@@ -83,15 +105,20 @@ class Host:
         run: Mapping[str, Any] | None = None,
         facts: Mapping[str, Any] | None = None,
         family: str | None = None,
+        device: str = THIS,
+        world: int | None = None,
+        process_group: bool | None = None,
     ) -> Plan:
         """The plan of a request, or ``Refused`` with every reason. Loads no weights and imports no plugin.
 
         ``run`` gives what is already known of the call (``height``, ``num_frames``, ``num_inference_steps`` ...);
-        ``facts`` overrides or adds facts by name.
+        ``facts`` overrides or adds facts by name; the rest is as for `facts`.
         """
         if facts is not None and not isinstance(facts, Mapping):
             raise BadInput(f"facts= must be a mapping of fact names to values, not {type(facts).__name__}")
-        known = self.facts(base, run, family=family)
+        known = self.facts(
+            base, run, family=family, device=device, world=world, process_group=process_group
+        )
         if facts:
             known = known.with_(facts, source="the caller")
         return resolve(request, known, self.catalog)
@@ -195,13 +222,19 @@ class Host:
     def _model_facts(self, base: Base, family: str | None) -> Facts:
         manifests = self.catalog.manifests
         if not isinstance(base, str | Path):
-            return facts_from_pipeline(base, manifests)
-        declared = self.catalog.model(str(base))
+            return self._with_official(facts_from_pipeline(base, manifests))
+        declared = self.catalog.model(str(base)) if not os.path.isdir(base) else None
+        if declared is not None and declared.family != (family or declared.family):
+            raise BadInput(f"{base} is a model of the family {declared.family}, not {family}")
         if declared is not None and not declared.path:  # where its files lie, only the plugin's code knows
-            return facts_from_name(declared.name, declared.family, "manifest")
+            return facts_from_profile(declared, manifests)
         if declared is None and family is not None and not os.path.isdir(base):
-            return facts_from_name(str(base), family, "named by the caller")
-        return facts_from_directory(self.model_directory(base), manifests)
+            return facts_from_name(str(base), family, self.catalog.family(family))
+        return self._with_official(facts_from_directory(self.model_directory(base), manifests))
+
+    def _with_official(self, facts: Facts) -> Facts:
+        """Beside the model's own facts, what the publisher of a model of that id runs."""
+        return official_facts(self.catalog.model(str(facts.get("model.id") or ""))).merged(facts)
 
     @cached_property
     def _machine(self) -> Facts:

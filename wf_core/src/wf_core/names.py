@@ -28,5 +28,9 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """``; did you mean X?``, or ``otherwise`` when no known name is close."""
-    found = nearest(name, known)
-    return f"; did you mean {' or '.join(found)}?" if found else otherwise
+    return suggestion(nearest(name, known), otherwise)
+
+
+def suggestion(names: tuple[str, ...], otherwise: str = "") -> str:
+    """The same for names that are found already."""
+    return f"; did you mean {' or '.join(names)}?" if names else otherwise

@@ -8,50 +8,61 @@ from typing import Any
 import click
 
 from wf_core.cli.output import print_json
+from wf_core.cli.machine import Machine, call_options, machine_options
 from wf_core.cli.settings import collect_settings, model_defaults, parse_settings, settings_options
-from wf_core.errors import Refused
-from wf_core.manifests.vocabulary import SCHEMA
+from wf_core.errors import BadInput, Refused
+from wf_core.facts.run import RUN_OPTIONS
+from wf_core.manifests.vocabulary import GOALS, SCHEMA
 
 
 @click.command("resolve")
 @click.argument("model")
 @settings_options
-@click.option("--family", default=None, help="The model's family, when MODEL is only an id.")
+@click.option("--goal", type=click.Choice(GOALS), default=None, help="Let the host add features to the request.")
+@machine_options
 @click.option("--run", "run_settings", multiple=True, metavar="KEY=VALUE", help="An argument of the call.")
-@click.option("--height", type=int, default=None, help="Pixels.")
-@click.option("--width", type=int, default=None, help="Pixels.")
-@click.option("--frames", "num_frames", type=int, default=None, help="Frames of the clip.")
-@click.option("--steps", "num_inference_steps", type=int, default=None, help="Denoising steps.")
-@click.option("--guidance", "guidance_scale", type=float, default=None, help="Guidance scale.")
+@call_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def command(
     model: str,
     settings: tuple[str, ...],
     load_json: Path | None,
-    family: str | None,
+    goal: str | None,
+    machine: Machine,
     run_settings: tuple[str, ...],
+    call: dict[str, Any],
     as_json: bool,
-    **call: Any,
 ) -> int:
-    """Judge a request for MODEL: a checkpoint directory, a registered name, or any id with --family.
+    """Judge a request for MODEL: a checkpoint directory, a registered name or profile, or any id with --family.
 
     Exit code 0: legal, 2: refused.
     """
-    from wf_core.facts.run import RUN_OPTIONS
     from wf_core.host import Host
 
-    run = {**parse_settings(run_settings), **{key: value for key, value in call.items() if value is not None}}
+    run = {**parse_settings(run_settings), **call}
     request = collect_settings(settings, load_json)
-    host = Host.discover()
+    if goal is not None:
+        if "goal" in request and request["goal"] != goal:
+            raise BadInput(f"goal is set twice: {request['goal']} and {goal}")
+        request["goal"] = goal
+    host = Host.discover(env=True)
     defaults = {key: item for key, item in model_defaults(host, model).items() if key in RUN_OPTIONS}
     try:
-        plan = host.resolve(model, request, run={**defaults, **run}, family=family)
+        plan = host.resolve(model, request, run={**defaults, **run}, **machine.arguments())
     except Refused as refused:
         return _refused(refused, as_json)
     if as_json:
         warnings = [warning.to_json() for warning in plan.warnings]
-        result = {"schema": SCHEMA, "legal": True, "plan": plan.to_json(), "unknown": list(plan.unknown())}
-        print_json({**result, "warnings": warnings})
+        print_json(
+            {
+                "schema": SCHEMA,
+                "legal": True,
+                "plan": plan.to_json(),
+                "unknown": list(plan.unknown()),
+                "warnings": warnings,
+                "not_activatable": list(plan.not_activatable),
+            }
+        )
     else:
         click.echo(plan.explain())
     return 0

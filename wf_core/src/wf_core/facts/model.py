@@ -12,7 +12,7 @@ from wf_core.facts import Fact, Facts
 from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 from wf_core.facts.directory import read_directory
 from wf_core.facts.live import read_pipeline
-from wf_core.manifests.declarations import FactSource, FamilyDecl
+from wf_core.manifests.declarations import FactSource, FamilyDecl, ModelDecl
 from wf_core.manifests.manifest import Manifest
 from wf_core.values import freeze, show
 
@@ -25,6 +25,8 @@ _DIVISORS = (
     "vae.temporal_factor",
 )
 """Facts that sizes of a clip are divided by."""
+_OFFICIAL = {"num_inference_steps": "steps", "guidance_scale": "guidance", "num_frames": "frames"}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def facts_from_pipeline(pipe: Any, manifests: Iterable[Manifest]) -> Facts:
@@ -37,9 +39,44 @@ def facts_from_directory(path: Path | str, manifests: Iterable[Manifest]) -> Fac
     return _facts(read_directory(Path(path)), tuple(manifests))
 
 
-def facts_from_name(name: str, family: str, source: str) -> Facts:
+def facts_from_profile(model: ModelDecl, manifests: Iterable[Manifest]) -> Facts:
+    """Facts of a model of which only a profile is known: what its checkpoint's configs say, and what is published."""
+    profile, manifests = model.profile, tuple(manifests)
+    if profile is None:
+        declared = next((m.family for m in manifests if m.family and m.family.name == model.family), None)
+        return facts_from_name(model.name, model.family, declared, remote=model.remote)
+    source = f"profile {model.name}"
+    experts = [name for name in profile.configs if is_denoiser(name)]
+    size = profile.parameters * _BYTES.get(profile.dtype, 2) // max(1, len(experts))
+    components = {
+        name: ComponentConfig(
+            config["class"],
+            config,
+            WeightSummary(size, profile.dtype, profile.modules) if name in experts else None,
+            source,
+        )
+        for name, config in profile.configs.items()
+        if name != "pipeline"
+    }
+    pipeline = profile.configs.get("pipeline", {})
+    configs = ComponentConfigs(profile.pipeline, pipeline, components, model.name, source)
+    return _facts(configs, manifests, here=False).merged(official_facts(model))
+
+
+def official_facts(model: ModelDecl | None) -> Facts:
+    """What the publisher of a model runs: ``model.official_steps`` and so on, as far as its profile says."""
+    known = model.profile.official if model is not None and model.profile is not None else {}
+    return Facts.of(
+        {f"model.official_{_OFFICIAL.get(key, key)}": value for key, value in known.items()}, "profile"
+    )
+
+
+def facts_from_name(name: str, family: str, declared: FamilyDecl | None, *, remote: bool = False) -> Facts:
     """What a model's name and family say, where its files are not at hand."""
-    return Facts.of({"model.id": model_id(name, ()), "model.family": family, "model.training": False}, source)
+    values = {"model.id": model_id(name, ()), "model.family": family, "model.training": False, "model.here": False}
+    constants = {fact: source.default for fact, source in declared.facts.items() if source.constant} if declared else {}
+    facts = Facts.of(constants, f"manifest of {family}").merged(Facts.of(values, "the model's name"))
+    return facts.with_({"model.remote": True}, source="manifest") if remote else facts
 
 
 def model_id(name: str, manifests: Iterable[Manifest]) -> str:
@@ -63,11 +100,13 @@ def _same_folder(folder: Path, name: str) -> bool:
     return folder.is_dir() and os.path.isdir(name) and folder.samefile(name)
 
 
-def _facts(configs: ComponentConfigs, manifests: tuple[Manifest, ...]) -> Facts:
+def _facts(configs: ComponentConfigs, manifests: tuple[Manifest, ...], *, here: bool = True) -> Facts:
+    """``here``: the model's files, or the model itself, are on this machine."""
     family, experts = _family(configs, manifests)
     classes = {name: item.class_name for name, item in configs.components.items()}
     denoisers = {class_name for name, class_name in classes.items() if is_denoiser(name)}
     facts: dict[str, Fact] = {
+        "model.here": Fact(here, configs.source),
         "pipeline.class": Fact(configs.pipeline_class, configs.source),
         "model.id": Fact(model_id(configs.source_name, manifests), configs.source),
         "model.classes": Fact(sorted(set(classes.values())), configs.source),
@@ -108,8 +147,9 @@ def _declared(configs: ComponentConfigs, family: FamilyDecl, experts: tuple[str,
     components = {**configs.components, "pipeline": pipeline}
     components.setdefault("transformer", configs.components[experts[0]])
     found = {}
+    variant = family.transformer_classes[configs.components[experts[0]].class_name]
     for name, source in family.facts.items():
-        fact = _from_source(name, source, components, family.name)
+        fact = _from_source(name, source, components, family.name, variant)
         if fact is not None:
             found[name] = fact
     return found
@@ -121,8 +161,10 @@ def _divides(value: Any) -> bool:
 
 
 def _from_source(
-    name: str, source: FactSource, components: Mapping[str, ComponentConfig], family: str
+    name: str, source: FactSource, components: Mapping[str, ComponentConfig], family: str, variant: str
 ) -> Fact | None:
+    if source.by_variant:
+        return Fact(source.by_variant[variant], f"manifest of {family}") if variant in source.by_variant else None
     if source.constant:
         return Fact(source.default, f"manifest of {family}")
     component = components.get(source.component)

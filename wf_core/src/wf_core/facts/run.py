@@ -24,6 +24,7 @@ RUN_OPTIONS = {
         OptionDecl("num_videos_per_prompt", "int", "clips per prompt", min=1),
         OptionDecl("flow_shift", "float", "shift of the flow-matching schedule", above=0),
         OptionDecl("branches", "int", "transformer calls per step: 2 under guidance, else 1", min=1),
+        OptionDecl("grad_enabled", "bool", "whether the calls are made with gradients"),
     )
 }
 
@@ -43,6 +44,34 @@ def run_facts(arguments: Mapping[str, Any] | None) -> Facts:
         if value is not None:
             values[f"run.{name}"] = option.convert(value, f"run.{name}")
     return Facts.of(values, "run")
+
+
+def with_derived(facts: Facts) -> Facts:
+    """Adds what follows from the call and the model: ``run.size`` (height, width), ``run.token_grid`` (T, H, W after
+    patching) with its parts and product, and ``run.branches`` where the family's form of guidance decides it.
+    """
+    derived: dict[str, Any] = {}
+    height, width, frames = (facts.get(f"run.{name}") for name in ("height", "width", "num_frames"))
+    if height is not None and width is not None:
+        derived["run.size"] = (height, width)
+    multiples, factor = facts.get("model.pixel_multiple"), facts.get("vae.temporal_factor")
+    patch = facts.get("model.patch_size")
+    if None not in (height, width, frames, multiples, factor, patch) and not grid_problems(facts):
+        grid = (((frames - 1) // factor + 1) // patch[0], height // multiples[0], width // multiples[1])
+        derived["run.token_grid"] = grid
+        derived.update(zip(("run.grid_frames", "run.grid_height", "run.grid_width"), grid, strict=True))
+        derived["run.tokens"] = grid[0] * grid[1] * grid[2]
+    branches = _branches(facts.get("model.guidance_form"), facts.get("run.guidance_scale"))
+    if branches is not None and "run.branches" not in facts:
+        derived["run.branches"] = branches
+    return facts.with_(derived, source="derived")
+
+
+def _branches(form: str | None, scale: float | None) -> int | None:
+    """Calls per step: one where guidance is embedded in the model; else two, unless the scale turns it off."""
+    if form == "embedded":
+        return 1
+    return None if form is None or scale is None else 2 if scale > 1 else 1
 
 
 def grid_problems(facts: Facts) -> tuple[tuple[str, str, tuple[str, ...]], ...]:

@@ -30,6 +30,22 @@ _DTYPES = {
 
 def read_header(path: Path) -> dict[str, tuple[str, int]]:
     """Tensor name -> (dtype, bytes). Raises `BadInput` naming the file when it is missing, cut or corrupt."""
+    header, data_bytes = _load(path)
+    return _tensors(path, header, data_bytes)
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape, with the same checks as `read_header`."""
+    header, data_bytes = _load(path)
+    names = _tensors(path, header, data_bytes)
+    try:
+        return {name: tuple(int(length) for length in header[name]["shape"]) for name in names}
+    except (KeyError, TypeError, ValueError):
+        raise _corrupt(path, "its header does not give shapes") from None
+
+
+def _load(path: Path) -> tuple[Any, int]:
+    """The header as JSON, and how many bytes of data follow it."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -41,7 +57,7 @@ def read_header(path: Path) -> dict[str, tuple[str, int]]:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise _corrupt(path, "its header is not JSON") from None
-    return _tensors(path, header, size - _LENGTH_BYTES - length)
+    return header, size - _LENGTH_BYTES - length
 
 
 def _tensors(path: Path, header: Any, data_bytes: int) -> dict[str, tuple[str, int]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from wf_core.values import freeze, show
+from wf_core.values import freeze, show, thaw
 
 if TYPE_CHECKING:
     from wf_core.facts import Facts
@@ -45,6 +45,10 @@ class Ref:
     kind: Literal["fact", "option"]
     name: str
 
+    def to_json(self) -> dict[str, str]:
+        """Plain values."""
+        return {"kind": self.kind, "name": self.name}
+
     def find(self, facts: Facts, options: Mapping[str, Any]) -> tuple[bool, Any]:
         """Whether the value is known, and the value. An option is always known, ``None`` when not given."""
         if self.kind == "option":
@@ -54,7 +58,10 @@ class Ref:
 
 @attrs.frozen
 class Condition:
-    """One condition: a leaf (``subject`` and ``tests``) or a join (``join`` and ``parts``)."""
+    """One condition: a leaf (``subject`` and ``tests``) or a join (``join`` and ``parts``).
+
+    ``involves`` are names that a refusal gives beside those of the feature that has the condition.
+    """
 
     subject: Ref | None = None
     tests: tuple[tuple[str, Any], ...] = ()
@@ -62,6 +69,7 @@ class Condition:
     parts: tuple[Condition, ...] = ()
     reason: str = ""
     code: str = ""
+    involves: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, data: Any, *, top: bool = True) -> Condition:
@@ -95,6 +103,30 @@ class Condition:
             for name, operand in self.tests
         )
         return attrs.evolve(self, tests=tests, parts=tuple(part.bind(tables) for part in self.parts))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, from which `from_json` makes the same condition."""
+        return {
+            **({"subject": self.subject.to_json()} if self.subject is not None else {}),
+            **({"tests": [[name, _operand_to_json(operand)] for name, operand in self.tests]} if self.tests else {}),
+            **({"join": self.join, "parts": [part.to_json() for part in self.parts]} if self.join else {}),
+            **({"reason": self.reason} if self.reason else {}),
+            **({"code": self.code} if self.code else {}),
+            **({"involves": list(self.involves)} if self.involves else {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Condition:
+        """The condition of `to_json`."""
+        return cls(
+            subject=Ref(**data["subject"]) if "subject" in data else None,
+            tests=tuple((name, _operand_from_json(operand)) for name, operand in data.get("tests", ())),
+            join=data.get("join", ""),
+            parts=tuple(cls.from_json(part) for part in data.get("parts", ())),
+            reason=data.get("reason", ""),
+            code=data.get("code", ""),
+            involves=tuple(data.get("involves", ())),
+        )
 
     def refs(self) -> Iterator[Ref]:
         """Every fact and option that this condition looks at."""
@@ -149,6 +181,19 @@ class Condition:
         value = subject.find(facts, options)[1]
         nothing = "not given" if subject.kind == "option" else "none"
         return self.reason.replace("{value}", nothing if value is None else show(value))
+
+
+def _operand_to_json(operand: Any) -> Any:
+    """References and sets of table keys say what they are; everything else stands as it is."""
+    if isinstance(operand, Ref):
+        return {"ref": operand.to_json()}
+    return {"keys": thaw(operand)} if isinstance(operand, frozenset) else {"value": thaw(operand)}
+
+
+def _operand_from_json(data: Mapping[str, Any]) -> Any:
+    if "ref" in data:
+        return Ref(**data["ref"])
+    return frozenset(freeze(data["keys"])) if "keys" in data else freeze(data["value"])
 
 
 def _parts(join: str, body: Mapping[str, Any]) -> tuple[Condition, ...]:

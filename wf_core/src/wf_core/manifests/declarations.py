@@ -36,16 +36,51 @@ class EvidenceDecl:
 
 
 @attrs.frozen
+class Rank:
+    """A feature's place among those that answer to a shared name; lower is better. ``when`` limits it to some facts."""
+
+    order: int
+    when: Condition | None = None
+
+
+@attrs.frozen
 class Select:
-    """The values of a selector that pick a feature: ``attention_backend`` = ``sdpa``, ``torch`` or ``auto``."""
+    """The values of a selector that pick a feature: ``attention_backend`` = ``sdpa`` or ``torch``.
+
+    ``groups`` are names that several features share, such as ``auto``: the best of them by ``ranks`` is chosen, the
+    first rank whose condition is met. A value that ends in ``suffix`` picks the feature too and sets ``suffix_option``.
+    """
 
     switch: str
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+    suffix: str = ""
+    suffix_option: str = ""
+
+
+@attrs.frozen
+class FileDecl:
+    """A file that an option names: facts that its safetensors header gives, as name -> (tensor, axis)."""
+
+    option: str
+    facts: tuple[tuple[str, str, int], ...] = ()
+
+
+@attrs.frozen
+class GoalDecl:
+    """A goal that may choose a feature: in which place among those of its stage, and by which request."""
+
+    goal: str
+    order: int = 100
+    set: FrozenMap = EMPTY
 
 
 @attrs.frozen
 class FeatureDecl:
-    """One technique that a plugin offers. ``state`` is "" or a reason such as "unavailable: not implemented"."""
+    """One technique that a plugin offers. ``state`` is "" or a reason such as "unavailable: not implemented";
+    ``example`` is the smallest request that turns it on, ``goals`` those that may choose it.
+    """
 
     name: str
     kind: str
@@ -64,6 +99,9 @@ class FeatureDecl:
     selects: tuple[Select, ...] = ()
     options: tuple[OptionDecl, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    files: tuple[FileDecl, ...] = ()
+    goals: tuple[GoalDecl, ...] = ()
+    example: FrozenMap = EMPTY
     state: str = ""
 
     def option(self, name: str) -> OptionDecl | None:
@@ -96,19 +134,23 @@ class SwitchDecl:
 
 @attrs.frozen
 class FactSource:
-    """Where a family's fact comes from: a key of a component's config, with a default, or a constant."""
+    """Where a family's fact comes from: a key of a component's config, with a default, a constant, or one value for
+    each variant of the family.
+    """
 
     component: str = ""
     key: str = ""
     default: Any = None
     constant: bool = False
+    by_variant: FrozenMap = EMPTY
 
 
 @attrs.frozen
 class FamilyDecl:
     """What a model-family plugin says about the classes that it knows.
 
-    ``instead`` maps request keys of other families to this family's own key for the same thing.
+    ``instead`` maps request keys of other families to this family's own key for the same thing; ``state`` is "" or a
+    reason such as "unavailable: not implemented".
     """
 
     name: str
@@ -117,11 +159,28 @@ class FamilyDecl:
     facts: FrozenMap = EMPTY
     conditions: tuple[Condition, ...] = ()
     instead: FrozenMap = EMPTY
+    state: str = ""
+
+
+@attrs.frozen
+class ProfileDecl:
+    """What is published of a model, for judging requests without its files: the configs of its components as they
+    stand in its checkpoint, each with its ``class``, and the numbers that its publisher runs.
+    """
+
+    pipeline: str
+    configs: FrozenMap
+    dtype: str = ""
+    parameters: int = 0
+    modules: tuple[str, ...] = ()
+    official: FrozenMap = EMPTY
 
 
 @attrs.frozen
 class ModelDecl:
-    """A model that a model-source plugin brings. ``path`` is relative to the manifest's folder, "" for none."""
+    """A model by name. Its files lie at ``path``, relative to the manifest's folder, or where the plugin's code knows;
+    or only a ``profile`` of it is known; or it is ``remote``, served by somebody else's API.
+    """
 
     name: str
     family: str
@@ -129,6 +188,8 @@ class ModelDecl:
     summary: str = ""
     aliases: tuple[str, ...] = ()
     defaults: FrozenMap = EMPTY
+    profile: ProfileDecl | None = None
+    remote: bool = False
 
     def defaults_dict(self) -> dict[str, Any]:
         """The defaults as a plain dict."""
@@ -137,8 +198,12 @@ class ModelDecl:
 
 @attrs.frozen
 class Rule:
-    """A row of the rule table: a pair of effects (``scope`` "inside" or "any"), an exclusive slot, or one effect
-    with the condition over facts that it ``needs``.
+    """A row of the rule table. It is about one of four things:
+
+    a ``pair`` of effects of two features (``scope`` "inside": the second counts only at or inside the seam of the
+    first); an exclusive ``slot``; an ``effect`` of one feature, which ``needs`` a condition over facts; an ``aggregate``
+    ("product", "sum" or "equal") of the numbers of an effect over all features, which ``needs`` a comparison; or, with
+    ``when`` alone, the facts themselves. ``involves`` are further names for the refusal.
     """
 
     code: str
@@ -148,4 +213,7 @@ class Rule:
     scope: str = "any"
     slot: str = ""
     effect: str = ""
+    aggregate: str = ""
+    when: Condition | None = None
     needs: Condition | None = None
+    involves: tuple[str, ...] = ()

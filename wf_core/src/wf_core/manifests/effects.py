@@ -30,11 +30,15 @@ class BadEffect(ValueError):
 
 @attrs.frozen
 class EffectWord:
-    """A word of the vocabulary: its name, how many numbers it carries, and what it means."""
+    """A word of the vocabulary: its name, how many numbers it carries, and what it means.
+
+    A ``derived`` word is given by the host from what a feature says elsewhere, such as its tier.
+    """
 
     name: str
     doc: str = ""
     numbers: int = 0
+    derived: bool = False
 
 
 @attrs.frozen
@@ -56,6 +60,8 @@ class Effect:
         if name not in words:
             hint = did_you_mean(name, words, "; introduce it in [[effect]]")
             raise BadEffect(f"unknown effect {name!r}{hint}")
+        if words[name].derived:
+            raise BadEffect(f"effect {name!r} is given by the host, from the tier and the effects declared")
         if seam and seam not in SEAMS:
             raise BadEffect(f"effect {text!r} names an unknown seam{did_you_mean(seam, SEAMS)}")
         numbers = tuple(_number(part.strip()) for part in (match["numbers"] or "").split(",") if part.strip())

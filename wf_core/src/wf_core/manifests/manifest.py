@@ -21,9 +21,10 @@ from wf_core.manifests.declarations import (
 from wf_core.manifests.effects import EffectWord, is_word, vocabulary
 from wf_core.manifests.manifest_features import read_condition, read_feature, read_switch
 from wf_core.manifests.manifest_models import read_family, read_model, read_tables
+from wf_core.manifests.options import OptionDecl
 from wf_core.manifests.toml_reader import ManifestError, Table
 from wf_core.manifests.vocabulary import HOST_API, KINDS, MODEL_KINDS, SCHEMA
-from wf_core.names import normalise
+from wf_core.names import did_you_mean, normalise
 from wf_core.plugins.manifest_files import FILE_NAME
 from wf_core.values import EMPTY, FrozenMap
 
@@ -41,6 +42,7 @@ __all__ = [
     "read_rule",
 ]
 
+AGGREGATES = ("product", "sum", "equal")
 _PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -79,6 +81,10 @@ class Manifest:
     def feature(self, name: str) -> FeatureDecl | None:
         """The declaration of one of its features, or None."""
         return next((feature for feature in self.features if feature.name == name), None)
+
+    def switches_of(self, feature: str) -> tuple[SwitchDecl, ...]:
+        """The switches of one of its features."""
+        return tuple(switch for switch in self.switches if switch.feature == feature)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -148,8 +154,9 @@ def _effect_word(row: Table) -> EffectWord:
 
 
 def read_rule(row: Table, words: Mapping[str, EffectWord]) -> Rule:
-    """One ``[[rule]]``: a pair of effects, a slot, or an effect and what it needs; a code, a level and a reason."""
-    needs = row.mapping("needs")
+    """One ``[[rule]]`` in one of its forms, with a code, a level and a reason."""
+    needs, when = row.mapping("needs"), row.mapping("when")
+    total = (OptionDecl("total", "int"),) if row.raw("aggregate") else ()
     rule = Rule(
         code=row.text("code"),
         level=row.one_of("level", ("forbid", "untested")),
@@ -158,15 +165,21 @@ def read_rule(row: Table, words: Mapping[str, EffectWord]) -> Rule:
         scope=row.one_of("scope", ("any", "inside"), "any"),
         slot=row.text("slot", ""),
         effect=row.text("effect", ""),
-        needs=read_condition(row, needs, "needs", (), {}, top=False) if needs else None,
+        aggregate=row.one_of("aggregate", AGGREGATES, ""),
+        when=read_condition(row, when, "when", (), {}, top=False) if when else None,
+        needs=read_condition(row, needs, "needs", total, {}, top=False) if needs else None,
+        involves=row.texts("involves"),
     )
-    if sum(map(bool, (rule.pair, rule.slot, rule.effect))) != 1 or len(rule.pair) not in (0, 2):
-        row.fail("a rule names a pair of two effects, a slot, or one effect")
-    if bool(rule.effect) != bool(rule.needs) or (rule.effect and rule.level != "forbid"):
-        row.fail("a rule about one effect has the level forbid, and needs = { fact = ... }")
+    forms = (rule.pair, rule.slot, rule.effect, rule.when and not rule.effect)
+    if sum(map(bool, forms)) != 1 or len(rule.pair) not in (0, 2):
+        row.fail("a rule names a pair of two effects, a slot, one effect, or when over facts")
+    if bool(rule.effect or rule.when) != bool(rule.needs) or (rule.needs and rule.level != "forbid"):
+        row.fail("a rule about one effect or about facts has the level forbid, and needs = { fact = ... }")
+    if rule.aggregate and not (rule.effect in words and words[rule.effect].numbers == 1):
+        row.fail("an aggregate is taken over an effect that carries one number")
     unknown = [name for name in (*rule.pair, rule.effect) if name and name not in words]
     if unknown:
-        row.fail(f"unknown effect {unknown[0]!r}; introduce it in [[effect]]")
+        row.fail(f"unknown effect {unknown[0]!r}{did_you_mean(unknown[0], words, '; introduce it in [[effect]]')}")
     row.done()
     return rule
 
@@ -177,6 +190,8 @@ def _check_own_rules(root: Table, rules: tuple[Rule, ...], own: tuple[EffectWord
     for rule in rules:
         if not rule.slot and not names & {*rule.pair, rule.effect}:
             root.fail(f"rule {rule.code} is about no effect that this manifest introduces")
+        if rule.slot == "*":
+            root.fail(f"rule {rule.code} is about every slot; name one")
 
 
 def _packages(root: Table) -> FrozenMap:

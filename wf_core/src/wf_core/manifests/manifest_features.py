@@ -6,14 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from wf_core.manifests.conditions import BadCondition, Condition
-from wf_core.manifests.declarations import EvidenceDecl, FeatureDecl, Select, SwitchDecl
+from wf_core.manifests.declarations import (
+    EvidenceDecl,
+    FeatureDecl,
+    FileDecl,
+    GoalDecl,
+    Rank,
+    Select,
+    SwitchDecl,
+)
 from wf_core.manifests.effects import BadEffect, Effect, EffectRule, EffectWord
-from wf_core.manifests.options import LISTS, TYPES, BadValue, OptionDecl
+from wf_core.manifests.options import LISTS, TYPES, BadValue, DefaultWith, OptionDecl
 from wf_core.manifests.toml_reader import Table
-from wf_core.manifests.vocabulary import KINDS, MODEL_KINDS, SEAMS, TIERS
+from wf_core.manifests.vocabulary import GOALS, KINDS, MODEL_KINDS, SEAMS, TIERS
 from wf_core.names import did_you_mean, switch_key
 from wf_core.resolving.stages import STAGES, default_stage
-from wf_core.values import freeze, show
+from wf_core.values import FrozenMap, freeze, show
 
 FORMS = ("flag", "value", "option", "feature")
 TableKeys = Mapping[str, frozenset[Any]]
@@ -22,7 +30,7 @@ TableKeys = Mapping[str, frozenset[Any]]
 def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables: TableKeys) -> FeatureDecl:
     """One ``[[feature]]``; its kind is the plugin's unless it names its own."""
     kind = row.one_of("kind", KINDS, kind)
-    options = tuple(_option(option) for option in row.tables("option"))
+    options = tuple(_option(option, words) for option in row.tables("option"))
     feature = FeatureDecl(
         name=row.text("name"),
         kind=kind,
@@ -38,10 +46,13 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
         effects=tuple(_effect(row, item, words, options, tables) for item in row.items("effects")),
         families=_families(row),
         evidence=tuple(_evidence(item) for item in row.tables("evidence")),
-        selects=tuple(_select(item) for item in row.tables("select")),
+        selects=tuple(_select(item, options, tables) for item in row.tables("select")),
         options=options,
         conditions=read_conditions(row, options, tables),
-        state=_state(row),
+        files=tuple(_file(item, options) for item in row.tables("file")),
+        goals=_goals(row),
+        example=FrozenMap({switch_key(key): value for key, value in row.mapping("example").items()}),
+        state=read_state(row),
     )
     twice = sorted({name for name in _option_names(options) if _option_names(options).count(name) > 1})
     if twice:
@@ -137,7 +148,7 @@ def _effect(
     return EffectRule(effect, when)
 
 
-def _option(row: Table) -> OptionDecl:
+def _option(row: Table, words: Mapping[str, EffectWord]) -> OptionDecl:
     option = OptionDecl(
         name=row.text("name"),
         type=row.one_of("type", TYPES),
@@ -148,6 +159,8 @@ def _option(row: Table) -> OptionDecl:
         max=row.number_or_none("max"),
         above=row.number_or_none("above"),
         length=row.whole_or_none("length", 1),
+        default_with=_default_with(row, words),
+        sets=row.text("sets", ""),
     )
     if option.length is not None and option.type not in LISTS:
         row.fail(f"length is for lists ({', '.join(LISTS)}), not for type {option.type}")
@@ -159,11 +172,26 @@ def _option(row: Table) -> OptionDecl:
     if low is not None and option.max is not None and (low > option.max or option.above == option.max):
         row.fail(f"no number is in its range {option.describe_range()}")
     try:
-        option.convert(option.default, option.name)
+        for default in (option.default, *(beside.value for beside in option.default_with)):
+            option.convert(default, option.name)
     except BadValue as error:
         row.fail(f"its default does not fit: {error.problem}")
     row.done()
     return option
+
+
+def _default_with(row: Table, words: Mapping[str, EffectWord]) -> tuple[DefaultWith, ...]:
+    """Defaults beside a feature with some effect: a list of ``{effect, value, unless}``."""
+    found = []
+    for item in row.items("default_with"):
+        fits = isinstance(item, Mapping) and {"effect", "value"} <= set(item) <= {"effect", "value", "unless"}
+        if not fits or not isinstance(item.get("unless", ()), tuple):
+            row.fail(f"default_with is a list of {{effect, value, unless}}, got {show(item)}")
+        if item["effect"] not in words:
+            hint = did_you_mean(str(item["effect"]), words)
+            row.fail(f"default_with names an unknown effect {item['effect']!r}{hint}")
+        found.append(DefaultWith(str(item["effect"]), item["value"], tuple(map(str, item.get("unless", ())))))
+    return tuple(found)
 
 
 def _evidence(row: Table) -> EvidenceDecl:
@@ -180,16 +208,74 @@ def _evidence(row: Table) -> EvidenceDecl:
     return evidence if any(given) else EvidenceDecl(evidence.counter, at_least=1)
 
 
-def _select(row: Table) -> Select:
-    select = Select(switch_key(row.text("switch")), row.texts("values"))
-    if not select.values:
+def _select(row: Table, options: tuple[OptionDecl, ...], tables: TableKeys) -> Select:
+    select = Select(
+        switch=switch_key(row.text("switch")),
+        values=row.texts("values"),
+        groups=row.texts("groups"),
+        ranks=_ranks(row, options, tables),
+        suffix=row.text("suffix", "").lower(),
+        suffix_option=row.text("suffix_option", ""),
+    )
+    if not (select.values or select.groups):
         row.fail("select needs at least one value")
+    if bool(select.suffix) != bool(select.suffix_option):
+        row.fail("suffix and suffix_option go together")
+    if select.suffix_option and select.suffix_option not in _option_names(options):
+        row.fail(f"suffix_option {select.suffix_option!r} is no option of the feature")
     row.done()
     return select
 
 
-def _state(row: Table) -> str:
-    """A feature that is declared and cannot be used says why; there is no other state that it could be in."""
+def _ranks(row: Table, options: tuple[OptionDecl, ...], tables: TableKeys) -> tuple[Rank, ...]:
+    """``order = 10``, or a list of ``{order = 10, when = {...}}`` of which the first that is met counts."""
+    raw = row.raw("order", ())
+    items = raw if isinstance(raw, list | tuple) else [{"order": raw}]
+    found = []
+    for item in items:
+        order = item.get("order") if isinstance(item, Mapping) and not set(item) - {"order", "when"} else None
+        if isinstance(order, bool) or not isinstance(order, int):
+            row.fail(f"order is a whole number, or a list of {{order, when}}, got {show(raw)}")
+        when = item.get("when")
+        found.append(
+            Rank(order, read_condition(row, when, "when of order", options, tables, top=False) if when else None)
+        )
+    return tuple(found)
+
+
+def _file(row: Table, options: tuple[OptionDecl, ...]) -> FileDecl:
+    facts = []
+    for name, place in row.mapping("facts").items():
+        fits = isinstance(place, Mapping) and set(place) == {"tensor", "axis"}
+        if not (fits and isinstance(place["tensor"], str) and type(place["axis"]) is int):
+            row.fail(f"{name} takes {{tensor, axis}}, got {show(place)}")
+        facts.append((name, place["tensor"], place["axis"]))
+    declared = FileDecl(row.text("option"), tuple(facts))
+    if not any(option.name == declared.option and option.type in ("path", "str") for option in options):
+        row.fail(f"{declared.option!r} is no option of type path or str")
+    row.done()
+    return declared
+
+
+def _goals(row: Table) -> tuple[GoalDecl, ...]:
+    """``goals = ["exact"]``, or rows ``{goal, order, set}``; ``set`` is the request to add, else the example."""
+    return tuple(_goal(row, item) for item in row.items("goals"))
+
+
+def _goal(row: Table, item: Any) -> GoalDecl:
+    fields = {"goal": item} if isinstance(item, str) else item
+    if not isinstance(fields, Mapping) or set(fields) - {"goal", "order", "set"} or "goal" not in fields:
+        row.fail(f"goals is a list of names, or of {{goal, order, set}}, got {show(item)}")
+    goal, order, added = fields["goal"], fields.get("order", 100), fields.get("set", {})
+    if goal not in GOALS:
+        row.fail(f"unknown goal {show(goal)!r}{did_you_mean(show(goal), GOALS)} ({', '.join(GOALS)})")
+    if type(order) is not int or not isinstance(added, Mapping):
+        row.fail(f"a goal's order is a whole number and its set a table, got {show(item)}")
+    return GoalDecl(str(goal), order, FrozenMap({switch_key(key): value for key, value in added.items()}))
+
+
+def read_state(row: Table) -> str:
+    """What is declared and cannot be used says why; there is no other state that it could be in."""
     state = row.text("state", "")
     word, _, reason = state.partition(":")
     if state and not (word.strip() == "unavailable" and reason.strip()):

@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from wf_core.manifests.declarations import FactSource, FamilyDecl, ModelDecl
-from wf_core.manifests.manifest_features import TableKeys, read_conditions
+from wf_core.manifests.declarations import FactSource, FamilyDecl, ModelDecl, ProfileDecl
+from wf_core.manifests.manifest_features import TableKeys, read_conditions, read_state
 from wf_core.manifests.toml_reader import Table
 from wf_core.manifests.vocabulary import SEAMS
 from wf_core.names import did_you_mean, switch_key
-from wf_core.values import FrozenMap, freeze
+from wf_core.values import FrozenMap, freeze, show
+
+OFFICIAL = ("num_inference_steps", "guidance_scale", "num_frames")
+"""Numbers of a call that a publisher states, beside the sizes."""
 
 
 def read_family(root: Table, tables: TableKeys) -> FamilyDecl | None:
@@ -28,6 +31,7 @@ def read_family(root: Table, tables: TableKeys) -> FamilyDecl | None:
         facts=FrozenMap({name: _source(facts, name, value) for name, value in row.mapping("facts").items()}),
         conditions=read_conditions(row, (), tables),
         instead=FrozenMap({switch_key(k): switch_key(own) for k, own in _names(row, "instead").items()}),
+        state=read_state(row),
     )
     if not family.transformer_classes:
         row.fail("transformer_classes must name at least one class")
@@ -39,7 +43,8 @@ def read_family(root: Table, tables: TableKeys) -> FamilyDecl | None:
 
 
 def read_model(row: Table) -> ModelDecl:
-    """One ``[[model]]``. A model without a path is found by the plugin's own hook."""
+    """One ``[[model]]``. A model with neither a path nor a profile is found by the plugin's own hook."""
+    profile = row.mapping("profile")
     model = ModelDecl(
         name=row.text("name"),
         family=row.text("family"),
@@ -47,9 +52,37 @@ def read_model(row: Table) -> ModelDecl:
         summary=row.text("summary", ""),
         aliases=row.texts("aliases"),
         defaults=FrozenMap(row.mapping("defaults")),
+        profile=_profile(Table(profile, row.path, f"{row.where}, profile")) if profile else None,
+        remote=row.flag("remote", False),
     )
+    if sum(map(bool, (model.path, model.profile, model.remote))) > 1:
+        row.fail("a model has one of path, profile and remote")
     row.done()
     return model
+
+
+def _profile(row: Table) -> ProfileDecl:
+    configs = row.mapping("config")
+    for name, config in configs.items():
+        if not isinstance(config, Mapping) or (name != "pipeline" and not isinstance(config.get("class"), str)):
+            row.fail(f"config.{name} must be a table with the component's class")
+    official = Table(row.mapping("official"), row.path, f"{row.where}, official")
+    sizes = official.items("sizes")
+    if not all(isinstance(size, tuple) and [type(n) for n in size] == [int, int] for size in sizes):
+        official.fail(f"sizes is a list of [height, width], got {show(sizes)}")
+    numbers = {key: official.number_or_none(key) for key in OFFICIAL}
+    official.done()
+    known = {key: number for key, number in numbers.items() if number is not None}
+    profile = ProfileDecl(
+        pipeline=row.text("pipeline"),
+        configs=FrozenMap(configs),
+        dtype=row.text("dtype", ""),
+        parameters=row.whole_or_none("parameters", 1) or 0,
+        modules=row.texts("modules"),
+        official=FrozenMap({**known, **({"sizes": sizes} if sizes else {})}),
+    )
+    row.done()
+    return profile
 
 
 def read_tables(root: Table) -> dict[str, frozenset[Any]]:
@@ -97,6 +130,8 @@ def _source(facts: Table, name: str, value: Any) -> FactSource:
         return _from(facts, name, value, None)
     if isinstance(value, Mapping) and set(value) == {"value"}:
         return FactSource(default=freeze(value["value"]), constant=True)
+    if isinstance(value, Mapping) and set(value) == {"by_variant"} and isinstance(value["by_variant"], Mapping):
+        return FactSource(by_variant=FrozenMap(value["by_variant"]))
     if isinstance(value, Mapping) and "from" in value and not set(value) - {"from", "default"}:
         return _from(facts, name, value["from"], freeze(value.get("default")))
     facts.fail(f'{name} must be "component.config_key", {{from, default}} or {{value}}')

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import attrs
@@ -75,6 +75,21 @@ def _to_str(value: Any) -> str:
     raise _Unfit("expects text")
 
 
+_UNITS = {"": 1, "B": 1, **{f"{p}iB": 1 << 10 * (i + 1) for i, p in enumerate("KMGT")}}
+_UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
+
+
+def _to_bytes(value: Any) -> int:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGTkmgt]?i?[Bb]?)\s*", value)
+        units = {unit.lower(): size for unit, size in _UNITS.items()}
+        if match and match[2].lower() in units:
+            value = int(float(match[1]) * units[match[2].lower()])
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise _Unfit('expects a number of bytes, such as 25769803776 or "24GiB"')
+
+
 def _to_path(value: Any) -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -110,18 +125,33 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "int": _to_int,
     "float": _to_float,
     "str": _to_str,
+    "bytes": _to_bytes,
     "path": _to_path,
     "mapping": _to_mapping,
     "ints": lambda value: _items(value, _to_int, "whole numbers"),
     "floats": lambda value: _items(value, _to_float, "finite numbers"),
+    "bools": lambda value: _items(value, _to_bool, "true or false"),
 }
 TYPES = (*_CONVERTERS, "choice")
-LISTS = ("ints", "floats")
+LISTS = ("ints", "floats", "bools")
+
+
+@attrs.frozen
+class DefaultWith:
+    """The default of an option beside another feature that has ``effect``, ``unless`` one of these options is given."""
+
+    effect: str
+    value: Any
+    unless: tuple[str, ...] = ()
 
 
 @attrs.frozen
 class OptionDecl:
-    """What a manifest says of one option. ``min`` and ``max`` are inclusive, ``above`` is exclusive."""
+    """What a manifest says of one option. ``min`` and ``max`` are inclusive, ``above`` is exclusive.
+
+    ``default_with`` are the defaults beside another feature with some effect. ``sets`` is a fact that the option's value
+    takes the place of for the whole plan, such as ``model.dtype``.
+    """
 
     name: str
     type: str = attrs.field(validator=attrs.validators.in_(TYPES))
@@ -132,6 +162,8 @@ class OptionDecl:
     max: Number | None = None
     above: Number | None = None
     length: int | None = None
+    default_with: tuple[DefaultWith, ...] = ()
+    sets: str = ""
 
     def convert(self, value: Any, key: str) -> Any:
         """The value as this option's type, or `BadValue` naming ``key``. ``None`` means the default."""
@@ -144,6 +176,11 @@ class OptionDecl:
             raise BadValue(key, f"{unfit}, got {show(value)}") from None
         self._check_range(converted, key)
         return converted
+
+    def default_beside(self, effects: frozenset[str], given: Collection[str] = ()) -> Any:
+        """The default in a plan whose other features have these effects, where these options are given."""
+        fitting = (d for d in self.default_with if d.effect in effects and not {*d.unless} & {*given})
+        return next((default.value for default in fitting), self.default)
 
     def describe_range(self) -> str:
         """The legal values in words: ``0.0 < x <= 1.0``, ``packed | split``, ``2 numbers``; "" for any."""

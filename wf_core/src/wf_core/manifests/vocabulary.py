@@ -26,6 +26,8 @@ MODEL_KINDS = ("model-family", "model-source")
 
 TIERS = ("exact", "equivalent", "approximate")
 
+GOALS = ("exact", "fast", "memory")
+
 
 class Seam(NamedTuple):
     """A place in a model: the seam around it ("" for none), and what its handlers get and return."""

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from wf_core import data
 from wf_core.errors import BadInput
-from wf_core.manifests.declarations import FeatureDecl, ModelDecl, Rule, SwitchDecl
+from wf_core.manifests.declarations import FamilyDecl, FeatureDecl, ModelDecl, Rule, Select, SwitchDecl
 from wf_core.manifests.manifest import Manifest
 from wf_core.manifests.options import OptionDecl
 from wf_core.names import did_you_mean, switch_key
-from wf_core.plugins.discovery import STATES, Discovery, FeatureState, PluginRecord
-from wf_core.values import freeze
+from wf_core.plugins.discovery import STATES, Discovery, PluginRecord
+from wf_core.values import EMPTY, FrozenMap, freeze
 
 PACKAGE_FACT = "package."
+Key = TypeVar("Key")
+Item = TypeVar("Item")
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Offer:
     """A feature as one plugin offers it, with the state that decides whether it can be used."""
 
     record: PluginRecord
     feature: FeatureDecl
-    state: str
-    reason: str
 
     @property
     def plugin(self) -> str:
         """The plugin's name."""
         return self.record.name
+
+    @property
+    def state(self) -> str:
+        """One of the states of discovery."""
+        return self.record.feature_state(self.feature)[0]
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be used; "" when it can."""
+        return self.record.feature_state(self.feature)[1]
+
+    @property
+    def declared_only(self) -> str:
+        """The reason that the manifest gives for declaring a feature that cannot be activated; "" for none."""
+        return self.feature.state.partition(":")[2].strip() if self.feature.state else ""
 
     @property
     def tables(self) -> Mapping[str, frozenset[Any]]:
@@ -43,8 +58,8 @@ class Offer:
     @property
     def switches(self) -> tuple[SwitchDecl, ...]:
         """The switches of this feature."""
-        switches = self.record.manifest.switches if self.record.manifest is not None else ()
-        return tuple(switch for switch in switches if switch.feature == self.feature.name)
+        manifest = self.record.manifest
+        return manifest.switches_of(self.feature.name) if manifest is not None else ()
 
     def option_names(self, option: str) -> tuple[str, ...]:
         """An option's name, and the switches that set it: what a refusal about it must name."""
@@ -64,14 +79,15 @@ class Selector:
     discriminator: str
     off: tuple[str, ...]
     doc: str = ""
+    ambiguous: FrozenMap = EMPTY
 
 
 @attrs.frozen
 class HostKey:
-    """A request key of the host itself. While it is not ``available``, only its off value is accepted."""
+    """A request key of the host itself. ``only_with`` is the key without which it would be ignored."""
 
     option: OptionDecl
-    available: bool = True
+    only_with: str = ""
 
 
 @attrs.define(slots=False)
@@ -93,48 +109,86 @@ class Catalog:
 
     # --- features and the keys that lead to them ------------------------------------------------------------------
 
-    def features(self) -> Iterator[Offer]:
+    def features(self) -> tuple[Offer, ...]:
         """Every feature of every plugin whose manifest could be read, in order of plugins."""
-        for record in self.records:
-            for item in record.features():
-                yield _offer(record, item)
+        return self._offers
 
     def offers(self, name: str, family: str = "") -> tuple[Offer, ...]:
         """The best offers of a feature; more than one when several plugins claim the name equally well."""
-        return best([offer for offer in self.features() if offer.feature.name == name], family)
+        return best([offer for offer in self._offers if offer.feature.name == name], family)
 
     def switch(self, key: str, family: str = "") -> tuple[tuple[SwitchDecl, Offer], ...]:
         """The switches of that name or alias, with what they turn on, best first."""
-        found = [
-            (switch, offer)
-            for offer in self.features()
-            for switch in offer.switches
-            if key in (switch.name, *switch.aliases)
-        ]
+        found = self._switches.get(key, ())
         chosen = best([offer for _, offer in found], family)
         return tuple(pair for pair in found if pair[1] in chosen)
 
+    def canonical(self, key: str, family: str = "") -> str:
+        """A switch's own name for an alias of it; other keys as they are."""
+        if key in self.host_keys or key in self.selectors:
+            return key
+        found = self.switch(key, family)
+        return found[0][0].name if found else key
+
     def selected(self, selector: str, value: str, family: str = "") -> tuple[Offer, ...]:
-        """The features that answer to a selector's value."""
-        wanted = switch_key(value).lower()
-        found = [
-            offer
-            for offer in self.features()
-            for select in offer.feature.selects
-            if select.switch == selector and wanted in [switch_key(name).lower() for name in select.values]
-        ]
-        return best(found, family)
+        """The features that answer to a selector's value; several only where plugins rival for one name."""
+        return best(self._selected.get((selector, _folded(value)), ()), family)
+
+    def group(self, selector: str, value: str) -> tuple[Offer, ...]:
+        """The features among which a shared name of a selector (``auto``, ``flash``) chooses; none for other values."""
+        return self._groups.get((selector, _folded(value)), ())
+
+    def by_suffix(self, selector: str, value: str) -> tuple[tuple[Select, Offer], ...]:
+        """The features that a value picks by its ending, such as ``.gguf``."""
+        found = ((select, offer) for offer in self._offers for select in offer.feature.selects)
+        return tuple(
+            (select, offer)
+            for select, offer in found
+            if select.switch == selector and select.suffix and value.strip().lower().endswith(select.suffix)
+        )
 
     def selector_values(self, selector: str) -> tuple[str, ...]:
         """Every value that some feature answers to."""
         values = {
             value
-            for offer in self.features()
+            for offer in self._offers
             for select in offer.feature.selects
             if select.switch == selector
-            for value in select.values
+            for value in (*select.values, *select.groups)
         }
         return tuple(sorted(values))
+
+    @cached_property
+    def _offers(self) -> tuple[Offer, ...]:
+        return tuple(
+            Offer(record, feature)
+            for record in self.records
+            if record.manifest is not None
+            for feature in record.manifest.features
+        )
+
+    @cached_property
+    def _switches(self) -> Mapping[str, tuple[tuple[SwitchDecl, Offer], ...]]:
+        pairs = (
+            (key, (switch, offer))
+            for offer in self._offers
+            for switch in offer.switches
+            for key in (switch.name, *switch.aliases)
+        )
+        return _gathered(pairs)
+
+    @cached_property
+    def _selected(self) -> Mapping[tuple[str, str], tuple[Offer, ...]]:
+        return _gathered(self._answers(lambda select: select.values))
+
+    @cached_property
+    def _groups(self) -> Mapping[tuple[str, str], tuple[Offer, ...]]:
+        return _gathered(self._answers(lambda select: select.groups))
+
+    def _answers(self, names: Callable[[Select], tuple[str, ...]]) -> Iterator[tuple[tuple[str, str], Offer]]:
+        for offer in self._offers:
+            for select in offer.feature.selects:
+                yield from (((select.switch, _folded(name)), offer) for name in names(select))
 
     def keys(self) -> tuple[str, ...]:
         """Every request key that is known: host keys, selectors, switches."""
@@ -148,7 +202,9 @@ class Catalog:
         """The core's selectors by name."""
         rows = data.table("selectors")["selector"]
         return {
-            row["name"]: Selector(row["name"], row["discriminator"], tuple(row["off"]), row["doc"])
+            row["name"]: Selector(
+                row["name"], row["discriminator"], tuple(row["off"]), row["doc"], FrozenMap(row.get("ambiguous"))
+            )
             for row in rows
         }
 
@@ -157,8 +213,8 @@ class Catalog:
         """The host's own keys by name."""
         found = {}
         for row in data.table("selectors")["host"]:
-            fields = {key: freeze(value) for key, value in row.items() if key != "available"}
-            found[row["name"]] = HostKey(OptionDecl(**fields), row.get("available", True))
+            fields = {key: freeze(value) for key, value in row.items() if key != "only_with"}
+            found[row["name"]] = HostKey(OptionDecl(**fields), row.get("only_with", ""))
         return found
 
     # --- models -----------------------------------------------------------------------------------------------------
@@ -176,14 +232,23 @@ class Catalog:
 
     def family_seams(self, name: str) -> tuple[str, ...] | None:
         """The seams that a family offers; None when no plugin provides it."""
-        record = self.family_plugin(name)
-        return record.manifest.family.seams if record and record.manifest and record.manifest.family else None
+        declared = self.family(name)
+        return declared.seams if declared is not None else None
+
+    def family_state(self, name: str) -> str:
+        """Why models of a family can be judged only; "" when they can be opened."""
+        declared = self.family(name)
+        return declared.state.partition(":")[2].strip() if declared is not None else ""
 
     def family_key(self, key: str, family: str) -> str:
         """The family's own request key for what another family's ``key`` asks for; "" when it names none."""
-        record = self.family_plugin(family)
-        declared = record.manifest.family if record and record.manifest else None
+        declared = self.family(family)
         return str(declared.instead.get(key, "")) if declared else ""
+
+    def family(self, name: str) -> FamilyDecl | None:
+        """The declaration of a family that an available plugin provides, or None."""
+        record = self.family_plugin(name)
+        return record.manifest.family if record is not None and record.manifest is not None else None
 
     def model(self, name: str) -> ModelDecl | None:
         """A registered model by name or alias, or None."""
@@ -222,9 +287,9 @@ class Catalog:
 
     # --- rules and facts --------------------------------------------------------------------------------------------
 
-    def own_rules(self) -> tuple[Rule, ...]:
-        """The rules that available manifests add."""
-        return tuple(rule for manifest in self.manifests for rule in manifest.rules)
+    def rules(self, core: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        """The core's rules and those that available manifests add."""
+        return (*core, *(rule for manifest in self.manifests for rule in manifest.rules))
 
     def packages(self) -> tuple[str, ...]:
         """The packages that conditions ask about, to be looked up as ``package.<name>`` facts."""
@@ -260,8 +325,15 @@ def offered_twice(name: str, offers: Iterable[Offer]) -> str:
     return f"feature {name} is offered by {' and '.join(words)}; block one with WF_BLOCK={words[0]}."
 
 
-def _offer(record: PluginRecord, item: FeatureState) -> Offer:
-    return Offer(record, item.feature, item.state, item.reason)
+def _gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, tuple[Item, ...]]:
+    found: dict[Key, tuple[Item, ...]] = {}
+    for key, item in pairs:
+        found[key] = (*found.get(key, ()), item)
+    return found
+
+
+def _folded(value: str) -> str:
+    return switch_key(value).lower()
 
 
 def _lower(names: Iterable[str]) -> tuple[str, ...]:

@@ -71,9 +71,10 @@ class PluginRecord:
     def features(self) -> tuple[FeatureState, ...]:
         """Its features, each with its own state; a plugin that cannot be used takes all of them with it."""
         declared = self.manifest.features if self.manifest is not None else ()
-        return tuple(FeatureState(feature, *self._feature_state(feature)) for feature in declared)
+        return tuple(FeatureState(feature, *self.feature_state(feature)) for feature in declared)
 
-    def _feature_state(self, feature: FeatureDecl) -> tuple[str, str]:
+    def feature_state(self, feature: FeatureDecl) -> tuple[str, str]:
+        """One feature's state and reason."""
         if self.state != "available":
             return self.state, self.reason
         if feature.state:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from wf_core.resolving.plan import Plan, PlannedFeature, Refusal, shown_request
+from wf_core.resolving.plan import Plan, PlannedFeature, Refusal, Violation, shown_request
 from wf_core.values import show
+
+MARGIN = " " * 11
 
 
 def explain_plan(plan: Plan) -> str:
@@ -17,7 +19,11 @@ def explain_plan(plan: Plan) -> str:
     for name, value in plan.host_keys_dict().items():
         if any(key == name for key, _ in plan.request):
             lines.append(f"  {name} = {show(value)}")
+    if plan.chosen:
+        lines.append(f"  chosen by the goal: {', '.join(plan.chosen)}")
     lines += [f"  warning: {warning}" for warning in plan.warnings]
+    if plan.not_activatable:
+        lines.append(f"  judged only, cannot be activated: {', '.join(plan.not_activatable)}")
     for condition in (*plan.pending, *(item for f in plan.features for item in f.pending)):
         names = sorted({ref.name for ref in condition.refs() if ref.kind == "fact"} & set(plan.unknown()))
         reason = condition.reason.replace("{value}", "...")
@@ -33,6 +39,8 @@ def _feature(feature: PlannedFeature) -> list[str]:
     tier = feature.tier + (", experimental" if feature.experimental else "")
     options = ", ".join(f"{key}={show(value)}" for key, value in feature.options if value is not None)
     lines = [f"{feature.name} ({feature.kind} of {feature.plugin}), {tier}; asked for by {feature.switch}"]
+    if feature.not_activatable:
+        lines.append(f"cannot be activated: {feature.not_activatable}")
     if options:
         lines.append(f"options: {options}")
     if feature.tolerance:
@@ -47,14 +55,34 @@ def _feature(feature: PlannedFeature) -> list[str]:
 
 
 def explain_refusal(refusal: Refusal) -> str:
-    """Every reason with its code and the names that clash, then what else could be changed."""
+    """Every reason with the chains from the user's keys to the clash, then what was tried and helps."""
     lines = [f"refused: {shown_request(refusal.request)}"]
     for violation in refusal.violations:
-        lines.append(f"  {violation.code.ljust(7)}  {violation.reason}")
-        lines.append(f"           involves: {', '.join(violation.involves)}")
-        if violation.fix:
-            lines.append(f"           {violation.fix}")
-    fixes = {violation.fix for violation in refusal.violations}
-    others = [suggestion for suggestion in refusal.suggestions if suggestion not in fixes]
-    lines += ["what to change:", *(f"  {suggestion}" for suggestion in others)] if others else []
+        lines += _violation(violation)
+    lines += _advice(refusal)
     return "\n".join(lines)
+
+
+def _violation(violation: Violation) -> list[str]:
+    untested = " (untested: a warning where nothing else forbids)" if violation.level == "untested" else ""
+    lines = [f"  {violation.code.ljust(7)}  {violation.reason}{untested}"]
+    lines += [f"{MARGIN}{chain}" for chain in violation.chains]
+    if not violation.chains:
+        lines.append(f"{MARGIN}involves: {', '.join(violation.involves)}")
+    return [*lines, f"{MARGIN}{violation.fix}"] if violation.fix and not violation.chains else lines
+
+
+def _advice(refusal: Refusal) -> list[str]:
+    single = [fix for fix in refusal.fixes if fix.single]
+    partial = [fix for fix in refusal.fixes if not fix.single]
+    lines = []
+    if single:
+        lines.append("what to change (any one of these makes it legal):")
+        lines += [f"  {fix.change}" for fix in single]
+    elif refusal.nearest is not None:
+        lines += ["what to change, all of it:", f"  {refusal.nearest}"]
+        lines += ["what removes some of the reasons:"] if partial else []
+        lines += [f"  {fix.change}" for fix in partial]
+    else:
+        lines.append("no request is legal here: see the reasons about the model, its family or the call")
+    return lines

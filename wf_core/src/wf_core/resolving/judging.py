@@ -10,34 +10,53 @@ import attrs
 from wf_core.facts import Facts
 from wf_core.manifests.conditions import Condition
 from wf_core.manifests.declarations import Rule
-from wf_core.manifests.effects import Effect
-from wf_core.plugins.catalog import Catalog
-from wf_core.resolving.plan import PlannedFeature, Violation
+from wf_core.plugins.catalog import Catalog, Offer
+from wf_core.resolving.plan import Change, PlannedFeature, Violation
+from wf_core.resolving.repairs import repairs_of
 from wf_core.resolving.request import Demand
-from wf_core.resolving.rules import Subject, needs_of
+from wf_core.resolving.rules import Cause, Subject, derived_effects, needs_of
+from wf_core.values import show
 
 CONDITION, UNKNOWN_CONDITION = "WF-F001", "WF-F002"
 Names = Callable[[Condition], Iterable[str]]
+Repairs = Callable[[Condition], tuple[Change, ...]]
 
 
 @attrs.frozen
 class Judged:
-    """A feature as it would be planned, as the rules see it, and what stands against it."""
+    """A feature as it would be planned, as the rules see it, and what stands against it alone."""
 
+    demand: Demand
+    offer: Offer
     planned: PlannedFeature
     subject: Subject
     violations: tuple[Violation, ...]
 
 
-def judge_demand(demand: Demand, facts: Facts, catalog: Catalog, rules: Iterable[Rule]) -> Judged:
-    """One demand with its options, effects and conditions; those that rules lay on its effects count among them."""
-    feature = demand.offer.feature
-    options = {option.name: demand.options.get(option.name, option.default) for option in feature.options}
-    effects = _effects(demand, options, facts)
-    own = tuple(condition.bind(demand.offer.tables) for condition in feature.conditions)
-    conditions = (*own, *needs_of(effects, rules))
+def judge_demand(
+    demand: Demand,
+    offer: Offer,
+    facts: Facts,
+    catalog: Catalog,
+    rules: Iterable[Rule],
+    others: frozenset[str] = frozenset(),
+) -> Judged:
+    """One candidate of a demand with its options, effects and conditions; those that rules lay on its effects count.
+
+    ``others`` are the effects of the other features, on which the default of an option may depend.
+    """
+    feature = offer.feature
+    options = {
+        option.name: demand.options.get(option.name, option.default_beside(others, demand.options))
+        for option in feature.options
+    }
+    causes = _causes(demand, offer, options, facts)
+    declared = [cause.effect for cause in causes]
+    derived = derived_effects(feature, declared)
+    own = tuple(condition.bind(offer.tables) for condition in feature.conditions)
+    conditions = (*own, *needs_of((*declared, *derived), rules))
     planned = PlannedFeature(
-        plugin=demand.plugin,
+        plugin=offer.plugin,
         name=feature.name,
         kind=feature.kind,
         tier=feature.tier,
@@ -48,18 +67,42 @@ def judge_demand(demand: Demand, facts: Facts, catalog: Catalog, rules: Iterable
         stage=feature.stage,
         before=feature.before,
         after=feature.after,
-        effects=tuple(str(effect) for effect in effects),
+        effects=tuple(str(effect) for effect in declared),
         slot=feature.slot,
         evidence=feature.evidence,
         switch=demand.switch,
         conditions=conditions,
         pending=unknown(conditions, facts, options),
+        not_activatable=offer.declared_only,
     )
     violations = (
-        *_usable(demand, facts, catalog),
-        *against(conditions, facts, options, lambda condition: _names(demand, condition), CONDITION),
+        *_usable(demand, offer, facts, catalog),
+        *against(
+            conditions,
+            facts,
+            options,
+            lambda condition: _names(demand, offer, condition),
+            CONDITION,
+            repairs=lambda condition: repairs_of(condition, demand, offer, facts),
+        ),
     )
-    return Judged(planned, Subject(feature.name, demand.names, feature.slot, effects), violations)
+    subject = Subject(
+        feature.name,
+        demand.names(offer),
+        feature.slot,
+        (*causes, *(Cause(effect) for effect in derived)),
+        asked(demand),
+    )
+    return Judged(demand, offer, planned, subject, violations)
+
+
+def asked(demand: Demand) -> tuple[str, ...]:
+    """The demand as it was typed: its keys, and the options that other keys gave."""
+    shown = [f"{key}={demand.group}" if demand.group else key for key in demand.keys]
+    shown += [
+        f"{key}={show(demand.options[name])}" for name, key in demand.option_keys.items() if key not in demand.keys
+    ]
+    return tuple(shown)
 
 
 def against(
@@ -70,6 +113,7 @@ def against(
     code: str,
     *,
     final: bool = False,
+    repairs: Repairs | None = None,
 ) -> Iterator[Violation]:
     """What the facts decide against; with ``final``, a condition that cannot be judged is a violation too.
 
@@ -81,7 +125,7 @@ def against(
         subject = next(condition.refs())
         is_nothing = subject.find(facts, options) == (True, None)
         if violation is not None and (first or subject.kind == "option" or not is_nothing):
-            yield violation
+            yield attrs.evolve(violation, repairs=repairs(condition)) if repairs is not None else violation
             first = False
 
 
@@ -96,54 +140,63 @@ def _violation(
     condition: Condition, facts: Facts, options: Mapping[str, Any], names: Names, code: str, final: bool
 ) -> Violation | None:
     verdict = condition.judge(facts, options)
-    involves = tuple(dict.fromkeys(names(condition)))
+    if verdict.state == "met" or (verdict.state == "unknown" and not final):
+        return None
+    involves = tuple(dict.fromkeys((*names(condition), *condition.involves)))
     if verdict.state == "unmet":
         return Violation(condition.code or code, "forbid", verdict.reason, involves)
-    if verdict.state == "unknown" and final:
-        missing = ", ".join(verdict.missing)
-        reason = f"{missing} stayed unknown, so that this cannot be ruled out: {verdict.reason}"
-        return Violation(UNKNOWN_CONDITION, "forbid", reason, involves)
-    return None
+    missing = ", ".join(verdict.missing)
+    reason = f"{missing} stayed unknown, so that this cannot be ruled out: {verdict.reason}"
+    return Violation(UNKNOWN_CONDITION, "forbid", reason, involves)
 
 
-def _names(demand: Demand, condition: Condition) -> tuple[str, ...]:
-    """The keys and the feature, and the options that the condition looks at with the switches that set them."""
-    options = [ref.name for ref in condition.refs() if ref.kind == "option"]
-    return (*demand.names, *(name for option in options for name in demand.offer.option_names(option)))
+def _names(demand: Demand, offer: Offer, condition: Condition) -> tuple[str, ...]:
+    """The keys and the feature, the options that the condition looks at with the switches that set them, and "device"
+    where it is the device that decides.
+    """
+    refs = list(condition.refs())
+    options = [ref.name for ref in refs if ref.kind == "option"]
+    device = ("device",) if any(ref.name.startswith("device.") for ref in refs) else ()
+    return (*demand.names(offer), *(name for option in options for name in offer.option_names(option)), *device)
 
 
-def _usable(demand: Demand, facts: Facts, catalog: Catalog) -> Iterator[Violation]:
+def _usable(demand: Demand, offer: Offer, facts: Facts, catalog: Catalog) -> Iterator[Violation]:
     """Whether the plugin, the feature and the model's family go together at all."""
-    offer, names = demand.offer, demand.names
+    names, feature = demand.names(offer), offer.feature.name
     if offer.record.state != "available":
-        reason = (
-            f"{demand.feature} comes from the plugin {demand.plugin}, which is {offer.state}: {offer.reason}."
-        )
-        yield Violation("WF-P001", "forbid", reason, (*names, demand.plugin))
-    elif offer.state != "available":
-        yield Violation("WF-P002", "forbid", f"{demand.feature} is {offer.state}: {offer.reason}.", names)
+        reason = f"{feature} comes from the plugin {offer.plugin}, which is {offer.state}: {offer.reason}."
+        yield Violation("WF-P001", "forbid", reason, (*names, offer.plugin))
     family = facts.get("model.family")
-    if family is None:
+    if family is None or catalog.family_plugin(family) is None:
         return
     if not offer.feature.supports(family):
         supported = ", ".join(offer.feature.families)
-        reason = f"{demand.feature} does not support the model family {family}, only {supported}."
+        reason = f"{feature} does not support the model family {family}, only {supported}."
         yield Violation("WF-M001", "forbid", reason, (*names, "family"))
     seams = catalog.family_seams(family)
     missing = [seam for seam in offer.feature.seams if seams is not None and seam not in seams]
     if missing:
-        reason = (
-            f"the model family {family} does not offer {', '.join(missing)}, where {demand.feature} works."
-        )
+        reason = f"the model family {family} does not offer {', '.join(missing)}, where {feature} works."
         yield Violation("WF-M004", "forbid", reason, (*names, "family"))
 
 
-def _effects(demand: Demand, options: Mapping[str, Any], facts: Facts) -> tuple[Effect, ...]:
+def _causes(demand: Demand, offer: Offer, options: Mapping[str, Any], facts: Facts) -> tuple[Cause, ...]:
     """The effects that hold; one whose ``when`` cannot be judged yet is taken to hold."""
-    tables = demand.offer.tables
-    rules = demand.offer.feature.effects
-    return tuple(
-        rule.effect.bind(options)
-        for rule in rules
-        if rule.when is None or rule.when.judge(facts, options, tables).state != "unmet"
-    )
+    tables = offer.tables
+    found = []
+    for rule in offer.feature.effects:
+        if rule.when is not None and rule.when.judge(facts, options, tables).state == "unmet":
+            continue
+        looked_at = [n for n in rule.effect.numbers if isinstance(n, str)]
+        if rule.when is not None:
+            looked_at += [ref.name for ref in rule.when.refs() if ref.kind == "option"]
+        keys = tuple(str(demand.option_keys[name]) for name in looked_at if name in demand.option_keys)
+        found.append(Cause(rule.effect.bind(options), keys))
+    return tuple(found)
+
+
+def effects_of(judged: Judged) -> frozenset[str]:
+    """The names of a judged feature's declared effects."""
+    return frozenset(cause.effect.name for cause in judged.subject.causes)
+
+

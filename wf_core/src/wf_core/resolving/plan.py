@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import attrs
 
 from wf_core.manifests.conditions import Condition
 from wf_core.manifests.declarations import EvidenceDecl
+from wf_core.names import switch_key
 from wf_core.values import EMPTY, FrozenMap, canonical_json, freeze, show, thaw
 
 SCHEMA = 1
@@ -18,14 +19,66 @@ HASH_LENGTH = 16
 
 
 @attrs.frozen
+class Change:
+    """A change of a request: keys set to values, and keys taken out."""
+
+    set: tuple[tuple[str, Any], ...] = ()
+    unset: tuple[str, ...] = ()
+
+    def applied(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The request with the change made: every spelling of a key, and the dotted keys below it, go with it."""
+        gone = {switch_key(key) for key in (*self.unset, *(key for key, _ in self.set))}
+        kept = {key: value for key, value in request.items() if not _is_of(switch_key(str(key)), gone)}
+        return {**kept, **dict(self.set)}
+
+    def joined(self, other: Change) -> Change:
+        """This change and then the other one."""
+        later = {key for key, _ in other.set} | {*other.unset}
+        kept = tuple(pair for pair in self.set if pair[0] not in later)
+        unset = tuple(key for key in self.unset if key not in dict(other.set))
+        return Change((*kept, *other.set), tuple(dict.fromkeys((*unset, *other.unset))))
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"set": {key: value}, "unset": [key]}``."""
+        return {"set": {key: thaw(value) for key, value in self.set}, "unset": list(self.unset)}
+
+    def __str__(self) -> str:
+        parts = [f"set {shown_request(self.set)}"] if self.set else []
+        parts += [f"leave out {', '.join(self.unset)}"] if self.unset else []
+        return " and ".join(parts) or "change nothing"
+
+
+def _is_of(key: str, heads: Iterable[str]) -> bool:
+    return key in heads or any(key.startswith(f"{head}.") for head in heads)
+
+
+@attrs.frozen
+class Chain:
+    """How a request came to clash: from the user's own keys to a feature, and from it to an effect of it."""
+
+    keys: tuple[str, ...]
+    feature: str
+    effect: str = ""
+
+    def __str__(self) -> str:
+        return " -> ".join(part for part in (", ".join(self.keys), self.feature, self.effect) if part)
+
+
+@attrs.frozen
 class Violation:
-    """One broken rule: a stable code, "forbid" or "untested", one sentence, and the names that clash."""
+    """One broken rule: a stable code, "forbid" or "untested", one sentence, and the names that clash.
+
+    ``chains`` lead from the user's keys to the clash; ``fix`` says in words what to do, ``repairs`` are changes of the
+    request that may help and are tried before they are recommended.
+    """
 
     code: str
     level: str
     reason: str
     involves: tuple[str, ...]
     fix: str = ""
+    chains: tuple[Chain, ...] = attrs.field(default=(), eq=False)
+    repairs: tuple[Change, ...] = attrs.field(default=(), eq=False)
 
     def __str__(self) -> str:
         return f"{self.code} {self.reason} [{', '.join(self.involves)}]"
@@ -38,13 +91,15 @@ class Violation:
             "reason": self.reason,
             "involves": list(self.involves),
             "fix": self.fix,
+            "chains": [str(chain) for chain in self.chains],
         }
 
 
 @attrs.frozen
 class PlannedFeature:
     """One feature of a plan with its validated options. ``conditions`` are all that it was judged by, each to be judged
-    again; ``pending`` are those of them whose facts were not known.
+    again; ``pending`` are those of them whose facts were not known. ``not_activatable`` is the reason why the feature is
+    judged only and cannot run, "" when it can.
     """
 
     plugin: str
@@ -64,6 +119,7 @@ class PlannedFeature:
     switch: str = ""
     conditions: tuple[Condition, ...] = ()
     pending: tuple[Condition, ...] = ()
+    not_activatable: str = ""
 
     def option(self, name: str, default: Any = None) -> Any:
         """The value of an option; ``default`` where it is not set."""
@@ -75,7 +131,7 @@ class PlannedFeature:
         return dict(self.options)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; the options, effects and stage that decide how the feature runs."""
+        """Plain values: all of it."""
         return {
             "plugin": self.plugin,
             "name": self.name,
@@ -86,11 +142,15 @@ class PlannedFeature:
             "options": thaw(self.options_dict()),
             "seams": list(self.seams),
             "stage": self.stage,
+            "before": list(self.before),
+            "after": list(self.after),
             "slot": self.slot,
             "effects": list(self.effects),
             "switch": self.switch,
             "evidence": [item.describe() for item in self.evidence],
+            "not_activatable": self.not_activatable,
             "pending": [condition.reason for condition in self.pending],
+            "conditions": [condition.to_json() for condition in self.conditions],
         }
 
 
@@ -99,7 +159,9 @@ class Plan:
     """What will run: features in composition order (outermost first), and the host keys that govern them.
 
     ``request`` is the request in normal form, ``facts_used`` the facts that were looked at, as (name, value, source);
-    ``conditions`` and ``pending`` are those of the model's family.
+    ``conditions`` and ``pending`` are those of the model's family and of the request; ``versions`` are those of the
+    plugins that the plan was made with; ``not_activatable`` names what is judged only and cannot be opened,
+    ``chosen`` the keys that the request's goal has added.
     """
 
     request: tuple[tuple[str, Any], ...] = ()
@@ -110,6 +172,9 @@ class Plan:
     facts_used: tuple[tuple[str, Any, str], ...] = ()
     conditions: tuple[Condition, ...] = ()
     pending: tuple[Condition, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    not_activatable: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     @cached_property
     def hash(self) -> str:
@@ -144,7 +209,7 @@ class Plan:
         return explain_plan(self)
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object."""
+        """One JSON object, from which `wf_core.resolving.saved.plan_from_json` makes the same plan."""
         return {
             "schema": SCHEMA,
             "hash": self.hash,
@@ -155,6 +220,11 @@ class Plan:
             "warnings": [warning.to_json() for warning in self.warnings],
             "unknown": list(self.unknown()),
             "facts": {name: {"value": thaw(v), "source": source} for name, v, source in self.facts_used},
+            "versions": dict(self.versions),
+            "not_activatable": list(self.not_activatable),
+            "chosen": list(self.chosen),
+            "pending": [condition.reason for condition in self.pending],
+            "conditions": [condition.to_json() for condition in self.conditions],
         }
 
 
@@ -164,12 +234,28 @@ def _freeze_request(value: Any) -> tuple[tuple[str, Any], ...]:
 
 
 @attrs.frozen
+class Fix:
+    """A change that was tried: ``single`` when it alone makes the request legal, else it only removes some reasons."""
+
+    change: Change
+    single: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"set": ..., "unset": ..., "single": ...}``."""
+        return {**self.change.to_json(), "single": self.single}
+
+
+@attrs.frozen
 class Refusal:
-    """Why a request may not run: every violated rule, and what could be changed."""
+    """Why a request may not run: every violated rule, and what could be changed.
+
+    ``nearest`` makes the request legal as a whole; None where no request is legal here.
+    """
 
     request: tuple[tuple[str, Any], ...] = attrs.field(converter=_freeze_request)
     violations: tuple[Violation, ...] = ()
-    suggestions: tuple[str, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+    nearest: Change | None = None
 
     def one_line(self) -> str:
         """All reasons in one line, the first one in full."""
@@ -181,7 +267,7 @@ class Refusal:
         return " ".join(f"refused: {self.violations[0]}{fix}{more}".split())
 
     def explain(self) -> str:
-        """The refusal as text: every reason with the names that clash, then what to change."""
+        """The refusal as text: every reason with the chains that lead to it, then what to change."""
         from wf_core.resolving.explain import explain_refusal
 
         return explain_refusal(self)
@@ -193,10 +279,11 @@ class Refusal:
             "legal": False,
             "request": {key: thaw(value) for key, value in self.request},
             "violations": [violation.to_json() for violation in self.violations],
-            "suggestions": list(self.suggestions),
+            "fixes": [fix.to_json() for fix in self.fixes],
+            "nearest": self.nearest.to_json() if self.nearest is not None else None,
         }
 
 
-def shown_request(request: tuple[tuple[str, Any], ...]) -> str:
+def shown_request(request: Iterable[tuple[str, Any]]) -> str:
     """A request as a person would type it."""
     return " ".join(f"{key}={show(value)}" for key, value in request) or "(empty)"

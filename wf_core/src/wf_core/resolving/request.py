@@ -6,15 +6,15 @@ value asks for nothing. Nothing here looks at facts; that is resolving.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from wf_core.manifests.options import BadValue
-from wf_core.names import did_you_mean
+from wf_core.names import did_you_mean, nearest, suggestion
 from wf_core.plugins.catalog import Catalog, Offer
-from wf_core.resolving.plan import Violation
+from wf_core.resolving.plan import Change, Violation
 from wf_core.resolving.request_keys import Asked, distribution_of, gather
 from wf_core.resolving.request_switches import Choice, OptionOnly, read_selector, read_switch
 from wf_core.values import EMPTY, FrozenMap, freeze, show
@@ -25,31 +25,39 @@ Problem = Violation
 
 @attrs.frozen
 class Demand:
-    """One feature that the request asks for, with the options that were given. ``keys`` are the request's keys."""
+    """One feature that the request asks for, with the options that were given.
 
-    offer: Offer
+    ``keys`` are the request's keys that ask for it, ``option_keys`` says which key gave an option. A shared name
+    (``group``, such as ``auto``) leaves a choice among several ``candidates``.
+    """
+
+    candidates: tuple[Offer, ...]
     options: FrozenMap = EMPTY
     keys: tuple[str, ...] = ()
+    option_keys: FrozenMap = EMPTY
+    group: str = ""
+
+    @property
+    def offer(self) -> Offer:
+        """The feature that is meant; the first one where there is a choice."""
+        return self.candidates[0]
 
     @property
     def feature(self) -> str:
-        """The feature's name."""
-        return self.offer.feature.name
-
-    @property
-    def plugin(self) -> str:
-        """The plugin's name."""
-        return self.offer.plugin
+        """The feature's name, or the shared name."""
+        return self.group or self.offer.feature.name
 
     @property
     def switch(self) -> str:
         """The key that asked for it first."""
         return self.keys[0] if self.keys else ""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What a refusal about this demand names: its keys and the feature."""
-        return tuple(dict.fromkeys((*self.keys, self.feature)))
+    def names(self, offer: Offer | None = None, options: Iterable[str] = ()) -> tuple[str, ...]:
+        """What a refusal about this demand names: its keys, the feature, and the keys that gave these options."""
+        feature = (offer or self.offer).feature.name
+        given = (str(self.option_keys[name]) for name in options if name in self.option_keys)
+        group = (self.group,) if self.group else ()
+        return tuple(dict.fromkeys((*self.keys, *group, feature, *given)))
 
 
 @attrs.frozen
@@ -77,14 +85,14 @@ class _Parser:
         self.demands: dict[tuple[str, str], Demand] = {}
 
     def parse(self, request: Mapping[str, Any]) -> ParsedRequest:
-        asked, clashes = gather(request, self._canonical)
+        asked, clashes = gather(request, lambda key: self.catalog.canonical(key, self.family))
         for key, shown in clashes:
             self._problem("WF-R004", f"{key} is given twice with different values: {shown}.", (key,))
         host_keys = {name: freeze(key.option.default) for name, key in self.catalog.host_keys.items()}
         alone: list[tuple[Asked, OptionOnly]] = []
         for item in asked:
             if item.key in self.catalog.host_keys:
-                host_keys[item.key] = self._host_key(item)
+                host_keys[item.key] = self._host_key(item, asked)
             else:
                 alone += [(item, option) for option in self._turn_on(item)]
         for item, option in alone:
@@ -92,25 +100,19 @@ class _Parser:
         normal = tuple(sorted(pair for item in asked for pair in item.pairs()))
         return ParsedRequest(normal, FrozenMap(host_keys), tuple(self.demands.values()), tuple(self.problems))
 
-    def _canonical(self, key: str) -> str:
-        found = self.catalog.switch(key, self.family)
-        known = key in self.catalog.host_keys or key in self.catalog.selectors
-        return found[0][0].name if found and not known else key
-
-    def _host_key(self, item: Asked) -> Any:
+    def _host_key(self, item: Asked, asked: Iterable[Asked]) -> Any:
         key = self.catalog.host_keys[item.key]
         default = freeze(key.option.default)
+        for name in item.nested:
+            self._problem("WF-R006", f"{item.key} has no option {name!r}.", (item.key, name))
+        if key.only_with and all(other.key != key.only_with for other in asked):
+            reason = f"{item.key} says something about {key.only_with}, which is not given, so that it would be ignored."
+            self._problem("WF-R005", reason, (item.key, key.only_with))
         try:
-            value = key.option.convert(item.value, item.key)
+            return key.option.convert(item.value, item.key)
         except BadValue as error:
             self._problem("WF-R003", f"{error}.", (item.key,))
             return default
-        if not key.available and value != default:
-            self._problem(
-                "WF-R007", f"{item.key} is a key of the host that is not available yet.", (item.key,)
-            )
-            return default
-        return value
 
     def _turn_on(self, item: Asked) -> list[OptionOnly]:
         """Adds the demand of one key; returns options that wait for another key to ask for their feature."""
@@ -121,13 +123,14 @@ class _Parser:
         own = self.catalog.family_key(item.key, self.family)
         if own and not any(offer.feature.supports(self.family) for _, offer in found):
             reason = f"{item.key} is not how models of the family {self.family} are asked for this."
-            self._problem("WF-R009", reason, (item.key, own, "family"), f"Use {own}.")
+            change = Change(set=((own, item.value),), unset=(item.key,))
+            self._problem("WF-R009", reason, (item.key, own, "family"), f"Use {own}.", (change,))
             return []
         if not found:
             self._unknown_key(item)
             return []
         plugins = sorted({offer.plugin for _, offer in found})
-        if len(plugins) > 1:
+        if len(plugins) > 1 and self.catalog.family(self.family) is not None:
             self._problem(
                 "WF-P003", f"{item.key} is claimed by {' and '.join(plugins)}; block one.", (item.key,)
             )
@@ -139,24 +142,37 @@ class _Parser:
         return []
 
     def _choose(self, item: Asked, choice: Choice) -> None:
-        for code, reason, involves, fix in choice.problems:
-            self._problem(code, reason, involves, fix)
-        if choice.offer is not None:
-            self._demand(item.key, choice.offer, choice.options)
+        for code, reason, involves, fix, repairs in choice.problems:
+            self._problem(code, reason, involves, fix, repairs)
+        if choice.group:
+            self._choose_from(item, choice)
+        elif choice.offers:
+            self._demand(item.key, choice.offers[0], choice.options)
 
-    def _demand(self, key: str, offer: Offer, options: Mapping[str, Any]) -> None:
+    def _choose_from(self, item: Asked, choice: Choice) -> None:
+        """A shared name: which feature is meant depends on facts, so that it takes no options of its own."""
+        names = ", ".join(offer.feature.name for offer in choice.offers)
+        for name in choice.options:
+            reason = f"{item.key}={choice.group} chooses among {names} and takes no option {name!r}."
+            self._problem("WF-R006", reason, (item.key, choice.group, name), "Name the feature that is meant.")
+        self.demands[item.key, choice.group] = Demand(choice.offers, keys=(item.key,), group=choice.group)
+
+    def _demand(self, key: str, offer: Offer, options: Mapping[str, Any], *, turns_on: bool = True) -> None:
         converted = self._convert(key, offer, options)
         place = (offer.plugin, offer.feature.name)
-        before = self.demands.get(place, Demand(offer))
-        keys = tuple(dict.fromkeys((*before.keys, key)))
+        before = self.demands.get(place, Demand((offer,)))
+        keys = tuple(dict.fromkeys((*before.keys, *((key,) if turns_on else ()))))
         for name, value in converted.items():
             if name in before.options and before.options[name] != value:
                 given = f"{show(before.options[name])} and {show(value)}"
-                reason = (
-                    f"{' and '.join(keys)} give {name} of {offer.feature.name} different values: {given}."
-                )
-                self._problem("WF-R004", reason, (*keys, name))
-        self.demands[place] = Demand(offer, FrozenMap({**before.options, **converted}), keys)
+                both = tuple(dict.fromkeys((*keys, str(before.option_keys[name]), key, name)))
+                who = " and ".join(dict.fromkeys((str(before.option_keys[name]), key)))
+                reason = f"{who} give {name} of {offer.feature.name} different values: {given}."
+                self._problem("WF-R004", reason, both)
+        option_keys = {**before.option_keys, **dict.fromkeys(converted, key)}
+        self.demands[place] = Demand(
+            (offer,), FrozenMap({**before.options, **converted}), keys, FrozenMap(option_keys)
+        )
 
     def _convert(self, key: str, offer: Offer, options: Mapping[str, Any]) -> dict[str, Any]:
         converted = {}
@@ -178,12 +194,13 @@ class _Parser:
         """An option with a switch of its own: refused when its feature is not asked for, whatever its value."""
         place = (choice.offer.plugin, choice.offer.feature.name)
         if place in self.demands:
-            self._demand(item.key, choice.offer, {choice.option: item.value})
+            self._demand(item.key, choice.offer, {choice.option: item.value}, turns_on=False)
             return
         feature, keys = choice.offer.feature.name, choice.offer.keys()
         reason = f"{item.key} is an option of {feature}, which is not asked for, so that it would be ignored."
         fix = f"Ask for it with {' or '.join(keys) or feature}, or leave out {item.key}."
-        self._problem("WF-R005", reason, (item.key, *keys, feature), fix)
+        example = tuple((key, value) for key, value in choice.offer.feature.example.items() if key != item.key)
+        self._problem("WF-R005", reason, (item.key, *keys, feature), fix, (Change(set=example),))
 
     def _unknown_key(self, item: Asked) -> None:
         distribution = distribution_of(item.key)
@@ -191,8 +208,19 @@ class _Parser:
             reason = f"{item.key} belongs to a plugin that is not installed."
             self._problem("WF-R008", reason, (item.key,), f"Install {distribution}.")
             return
-        hint = did_you_mean(item.key, self.catalog.keys(), "; `wf list-plugins --json` lists the switches")
-        self._problem("WF-R001", f"no installed plugin owns the key {item.key!r}{hint}.", (item.key,))
+        near = nearest(item.key, self.catalog.keys())
+        hint = suggestion(near, "; `wf list-plugins --json` lists the switches")
+        repairs = tuple(Change(((name, item.value),), (item.key,)) for name in near if item.given)
+        reason = f"no installed plugin owns the key {item.key!r}{hint}."
+        self._problem("WF-R001", reason, (item.key,), repairs=repairs)
 
-    def _problem(self, code: str, reason: str, involves: tuple[str, ...], fix: str = "") -> None:
-        self.problems.append(Problem(code, "forbid", reason.replace("?.", "?"), involves, fix))
+    def _problem(
+        self,
+        code: str,
+        reason: str,
+        involves: tuple[str, ...],
+        fix: str = "",
+        repairs: tuple[Change, ...] = (),
+    ) -> None:
+        found = Problem(code, "forbid", reason.replace("?.", "?"), involves, fix, repairs=repairs)
+        self.problems.append(found)

@@ -9,22 +9,27 @@ import attrs
 
 from wf_core.manifests.declarations import SwitchDecl
 from wf_core.manifests.options import BadValue, OptionDecl
-from wf_core.names import did_you_mean, switch_key
+from wf_core.names import nearest, suggestion, switch_key
 from wf_core.plugins.catalog import Catalog, Offer, Selector
+from wf_core.resolving.plan import Change
 from wf_core.resolving.request_keys import Asked, differ, distribution_of
 from wf_core.values import freeze, show
 
-Said = tuple[str, str, tuple[str, ...], str]
-"""A problem: code, sentence, names involved, fix."""
+Said = tuple[str, str, tuple[str, ...], str, tuple[Change, ...]]
+"""A problem: code, sentence, names involved, fix in words, changes to try."""
 
 
 @attrs.frozen
 class Choice:
-    """The feature that a key turns on (None for an off value or a problem), and the options that it gives."""
+    """The feature that a key turns on (none for an off value or a problem), and the options that it gives.
 
-    offer: Offer | None = None
+    Several where a shared name, ``group``, leaves a choice.
+    """
+
+    offers: tuple[Offer, ...] = ()
     options: Mapping[str, Any] = attrs.field(factory=dict)
     problems: tuple[Said, ...] = ()
+    group: str = ""
 
 
 @attrs.frozen
@@ -48,34 +53,65 @@ def read_selector(item: Asked, catalog: Catalog, family: str) -> Choice:
     if name is None:
         wanted = f"{selector.discriminator} (one of {', '.join(catalog.selector_values(item.key)) or 'none installed'})"
         reason = f"{item.key} must say which feature is meant: a name, or a mapping with {wanted}."
-        return Choice(problems=(("WF-R002", reason, (item.key,), ""),))
+        return _problem("WF-R002", reason, item.key)
     if name is False or (isinstance(name, str) and name.strip().lower() in selector.off):
         return _off(item.key, options)
     if not isinstance(name, str):
         reason = f"{item.key} expects a name or a mapping with {selector.discriminator!r}, got {show(name)}."
-        return Choice(problems=(("WF-R003", reason, (item.key,), ""),))
+        return _problem("WF-R003", reason, item.key)
     return _selected(item.key, selector, name, options, catalog, family)
 
 
 def _selected(
     key: str, selector: Selector, name: str, options: Mapping[str, Any], catalog: Catalog, family: str
 ) -> Choice:
+    if name.strip().lower() in selector.ambiguous:
+        candidates = selector.ambiguous[name.strip().lower()]
+        reason = f"{key}={name} is ambiguous: different projects call different techniques so; say which of {', '.join(candidates)} is meant."
+        changes = tuple(_with_name(key, selector, other, options) for other in candidates)
+        return _problem("WF-R010", reason, key, name, *candidates, changes=changes)
     offers = catalog.selected(key, name, family)
     if len(offers) == 1:
-        return Choice(offers[0], options)
+        return Choice(offers, options)
     if offers:
         plugins = ", ".join(sorted(f"{offer.feature.name} of {offer.plugin}" for offer in offers))
         reason = f"{key}={name} is answered by several features: {plugins}."
-        return Choice(problems=(("WF-P003", reason, (key, name), "Block one of the plugins."),))
+        return _problem("WF-P003", reason, key, name, fix="Block one of the plugins.")
+    group = catalog.group(key, name)
+    if group:
+        fitting = tuple(offer for offer in group if not family or offer.feature.supports(family)) or group
+        return Choice(fitting, options, group=switch_key(name).lower())
+    ending = catalog.by_suffix(key, name)
+    if ending:
+        select, offer = ending[0]
+        return Choice((offer,), {select.suffix_option: name, **options})
+    return _unknown_value(key, selector, name, options, catalog)
+
+
+def _unknown_value(
+    key: str, selector: Selector, name: str, options: Mapping[str, Any], catalog: Catalog
+) -> Choice:
     distribution = distribution_of(key, name)
     if distribution:
         reason = f"{key}={name} belongs to a plugin that is not installed."
-        return Choice(problems=(("WF-R008", reason, (key, name), f"Install {distribution}."),))
+        return _problem("WF-R008", reason, key, name, fix=f"Install {distribution}.")
     values = (*catalog.selector_values(key), *selector.off)
-    hint = did_you_mean(name, values, f"; known are {', '.join(values) or 'none'}")
-    return Choice(
-        problems=(("WF-R002", f"{key} has no {selector.discriminator} {name!r}{hint}.", (key, name), ""),)
+    near = nearest(name, values)
+    hint = suggestion(near, f"; known are {', '.join(values) or 'none'}")
+    changes = tuple(_with_name(key, selector, other, options) for other in near)
+    return _problem(
+        "WF-R002", f"{key} has no {selector.discriminator} {name!r}{hint}.", key, name, changes=changes
     )
+
+
+def _with_name(key: str, selector: Selector, name: str, options: Mapping[str, Any]) -> Change:
+    """The same request of another feature."""
+    value = {selector.discriminator: name, **options} if options else name
+    return Change(set=((key, freeze(value)),))
+
+
+def _problem(code: str, reason: str, *names: str, fix: str = "", changes: tuple[Change, ...] = ()) -> Choice:
+    return Choice(problems=((code, reason, names, fix, changes),))
 
 
 def read_switch(item: Asked, switch: SwitchDecl, offer: Offer) -> Choice | OptionOnly:
@@ -87,11 +123,11 @@ def read_switch(item: Asked, switch: SwitchDecl, offer: Offer) -> Choice | Optio
     try:
         on, options = _FORMS[switch.form](item, switch, offer)
     except BadValue as error:
-        return Choice(problems=(("WF-R003", f"{error}.", (item.key,), ""),))
+        return _problem("WF-R003", f"{error}.", item.key)
     if not on:
         return _off(item.key, item.nested)
     clash = _clash(item.key, options, item.nested)
-    return Choice(problems=(clash,)) if clash else Choice(offer, {**options, **_named(item.nested)})
+    return Choice(problems=(clash,)) if clash else Choice((offer,), {**options, **_named(item.nested)})
 
 
 def _flag(item: Asked, switch: SwitchDecl, offer: Offer) -> tuple[bool, dict[str, Any]]:
@@ -150,7 +186,7 @@ def _clash(key: str, own: Mapping[str, Any], nested: Mapping[str, Any]) -> Said 
     for name, value in _named(nested).items():
         if name in own and differ(own[name], value):
             reason = f"{key} and {key}.{name} give different values: {show(own[name])} and {show(value)}."
-            return ("WF-R004", reason, (key, name), "")
+            return ("WF-R004", reason, (key, name), "", ())
     return None
 
 
@@ -159,7 +195,7 @@ def _off(key: str, options: Mapping[str, Any]) -> Choice:
     if not options:
         return OFF
     reason = f"{key} is off, so that {', '.join(f'{key}.{name}' for name in options)} would be ignored."
-    return Choice(problems=(("WF-R005", reason, (key, *options), ""),))
+    return _problem("WF-R005", reason, key, *options)
 
 
 def _is_off(value: Any, off: tuple[Any, ...]) -> bool:

@@ -1,85 +1,178 @@
-"""The rule table: pairs of effects, exclusive slots, and what an effect needs, as data of the core and of manifests."""
+"""The rule table: pairs of effects, exclusive slots, what an effect needs, and aggregates, as data.
+
+The table is the core's and that of the manifests. A rule sees a feature as a `Subject`: its slot and its effects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from itertools import combinations
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from pathlib import Path
 
 import attrs
 
 from wf_core import data
+from wf_core.facts import Facts
 from wf_core.manifests.conditions import Condition
-from wf_core.manifests.declarations import Rule
-from wf_core.manifests.effects import Effect
+from wf_core.manifests.declarations import FeatureDecl, Rule
+from wf_core.manifests.effects import Effect, vocabulary
+from wf_core.manifests.manifest import read_rule
+from wf_core.manifests.toml_reader import Table
 from wf_core.manifests.vocabulary import is_inside
-from wf_core.resolving.plan import Violation
+from wf_core.resolving.plan import Chain, Violation
 
 # An effect that occupies this many ranks or fewer is as good as none.
-_ONE_RANK = 1
+ONE = 1
+LOSSY, EXPERIMENTAL, NOT_FOR_TRAINING = "lossy", "experimental", "not-for-training"
+TRAINING_SAFE = "training-safe"
 
 
 @attrs.frozen
+class Cause:
+    """An effect of a feature, and the request's keys that give it its options."""
+
+    effect: Effect
+    keys: tuple[str, ...] = ()
+
+
+@attrs.frozen(slots=False)
 class Subject:
-    """One feature as the rules see it: the names to give in a refusal, its slot, and its effects."""
+    """One feature as the rules see it. ``names`` are given in a refusal, ``asked`` shows its keys as they were typed."""
 
     feature: str
     names: tuple[str, ...]
     slot: str = ""
-    effects: tuple[Effect, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    asked: tuple[str, ...] = ()
+
+    @cached_property
+    def by_effect(self) -> Mapping[str, tuple[Cause, ...]]:
+        """Its effects that count, by name."""
+        found: dict[str, tuple[Cause, ...]] = {}
+        for cause in self.causes:
+            if _counts(cause.effect):
+                found[cause.effect.name] = (*found.get(cause.effect.name, ()), cause)
+        return found
+
+    def chain(self, cause: Cause | None = None, last: str = "") -> Chain:
+        """From the user's keys to the feature and to one of its effects, or to ``last``."""
+        return Chain(self.asked, self.feature, str(cause.effect) if cause is not None else last)
+
+    def named(self, cause: Cause | None = None) -> tuple[str, ...]:
+        """What a refusal about that effect names."""
+        return tuple(dict.fromkeys((*self.names, *(cause.keys if cause is not None else ()))))
+
+
+def _counts(effect: Effect) -> bool:
+    """An effect with a number that is 1 or less is as good as none: one rank is no parallelism."""
+    return not effect.numbers or any(not isinstance(number, int) or number > ONE for number in effect.numbers)
+
+
+def derived_effects(feature: FeatureDecl, declared: Iterable[Effect]) -> tuple[Effect, ...]:
+    """The effects that follow from what a feature says elsewhere: its tier, its flags, and what it does not say."""
+    safe = any(effect.name == TRAINING_SAFE for effect in declared)
+    follows = {
+        LOSSY: feature.tier == "approximate",
+        EXPERIMENTAL: feature.experimental,
+        NOT_FOR_TRAINING: not safe,
+    }
+    return tuple(Effect(name) for name, holds in follows.items() if holds)
 
 
 @cache
 def core_rules() -> tuple[Rule, ...]:
     """The core's own table."""
-    rows = data.table("rules")["rule"]
-    return tuple(Rule(**{**row, "pair": tuple(row.get("pair", ())), "needs": _needs(row)}) for row in rows)
+    path = Path(data.__file__).with_name("rules.toml")
+    return tuple(read_rule(row, vocabulary()) for row in Table(data.table("rules"), path).tables("rule"))
 
 
 def needs_of(effects: Iterable[Effect], rules: Iterable[Rule]) -> tuple[Condition, ...]:
-    """The conditions that the rules lay on these effects, each with its rule's code and reason."""
+    """The conditions that the rules lay on a feature with these effects, each with its rule's code and reason."""
     names = {effect.name for effect in effects}
+    return tuple(_condition(rule) for rule in rules if rule.effect in names and not rule.aggregate)
+
+
+def needs_of_facts(rules: Iterable[Rule], facts: Facts) -> tuple[Condition, ...]:
+    """The conditions of rules about the facts alone, where ``when`` is met."""
     return tuple(
-        attrs.evolve(rule.needs, code=rule.code, reason=rule.reason)
+        _condition(rule)
         for rule in rules
-        if rule.needs is not None and rule.effect in names
+        if rule.when is not None and not rule.effect and rule.when.judge(facts, {}).state == "met"
     )
 
 
-def judge(subjects: Iterable[Subject], rules: Iterable[Rule]) -> tuple[Violation, ...]:
-    """Every rule that two of the subjects break, in order of the rules and of the subjects' names."""
-    ordered = sorted(subjects, key=lambda subject: subject.feature)
-    found = [v for rule in rules for pair in combinations(ordered, 2) for v in _broken(rule, *pair)]
-    return tuple(dict.fromkeys(found))
+def _condition(rule: Rule) -> Condition:
+    assert rule.needs is not None
+    return attrs.evolve(rule.needs, code=rule.code, reason=rule.reason, involves=rule.involves)
 
 
-def _broken(rule: Rule, one: Subject, other: Subject) -> Iterator[Violation]:
-    names = tuple(dict.fromkeys((*one.names, *other.names)))
-    if rule.slot:
-        if one.slot and one.slot == other.slot and rule.slot in ("*", one.slot):
-            fix = f"Keep one of {one.feature} and {other.feature}."
-            yield Violation(rule.code, rule.level, rule.reason.replace("{slot}", one.slot), names, fix)
-        return
-    if rule.pair and (_meets(rule, one.effects, other.effects) or _meets(rule, other.effects, one.effects)):
-        fix = f"Leave out {one.feature} or {other.feature}."
-        yield Violation(rule.code, rule.level, rule.reason, names, fix if rule.level == "forbid" else "")
+def judge_pair(one: Subject, other: Subject, rules: Iterable[Rule]) -> Iterator[Violation]:
+    """Every rule that two features break together."""
+    for rule in rules:
+        if rule.slot:
+            yield from _slot(rule, one, other)
+        elif rule.pair:
+            yield from _pair(rule, one, other) or _pair(rule, other, one)
 
 
-def _needs(row: Mapping[str, Any]) -> Condition | None:
-    return Condition.parse(row["needs"], top=False) if "needs" in row else None
+def _slot(rule: Rule, one: Subject, other: Subject) -> Iterator[Violation]:
+    if one.slot and one.slot == other.slot and rule.slot in ("*", one.slot):
+        yield Violation(
+            rule.code,
+            rule.level,
+            rule.reason.replace("{slot}", one.slot),
+            tuple(dict.fromkeys((*one.names, *other.names, *rule.involves))),
+            f"Keep one of {one.feature} and {other.feature}.",
+            tuple(subject.chain(last=f"the place {subject.slot}") for subject in (one, other)),
+        )
 
 
-def _meets(rule: Rule, left: tuple[Effect, ...], right: tuple[Effect, ...]) -> bool:
+def _pair(rule: Rule, left: Subject, right: Subject) -> tuple[Violation, ...]:
     first, second = rule.pair
-    return any(
-        a.name == first and b.name == second and (rule.scope == "any" or is_inside(b.seam, a.seam))
-        for a in left
-        for b in right
-        if _counts(a) and _counts(b)
+    met = next(
+        (
+            (a, b)
+            for a in left.by_effect.get(first, ())
+            for b in right.by_effect.get(second, ())
+            if rule.scope == "any" or is_inside(b.effect.seam, a.effect.seam)
+        ),
+        None,
     )
+    if met is None:
+        return ()
+    involves = (*left.named(met[0]), *right.named(met[1]), *rule.involves)
+    fix = f"Leave out {left.feature} or {right.feature}." if rule.level == "forbid" else ""
+    chains = (left.chain(met[0]), right.chain(met[1]))
+    return (Violation(rule.code, rule.level, rule.reason, tuple(dict.fromkeys(involves)), fix, chains),)
 
 
-def _counts(effect: Effect) -> bool:
-    alone = isinstance(effect.numbers[0], int) and effect.numbers[0] <= _ONE_RANK if effect.numbers else False
-    return not (effect.name == "occupies-ranks" and alone)
+def judge_aggregates(subjects: Sequence[Subject], rules: Iterable[Rule], facts: Facts) -> Iterator[Violation]:
+    """Every aggregate over all the features that the facts contradict."""
+    for rule in rules:
+        if not rule.aggregate or rule.needs is None:
+            continue
+        having = [(s, cause) for s in subjects for cause in s.by_effect.get(rule.effect, ())]
+        numbers = [int(cause.effect.numbers[0]) for _, cause in having]
+        if not numbers:
+            continue
+        condition = attrs.evolve(rule.needs, reason=rule.reason)
+        for total in _totals(rule.aggregate, numbers):
+            verdict = condition.judge(facts, {"total": total})
+            if verdict.state != "unmet":
+                continue
+            names = (name for subject, cause in having for name in subject.named(cause))
+            yield Violation(
+                rule.code,
+                rule.level,
+                verdict.reason.replace("{total}", str(total)),
+                tuple(dict.fromkeys((*names, *rule.involves))),
+                chains=tuple(subject.chain(cause) for subject, cause in having),
+            )
+
+
+def _totals(aggregate: str, numbers: list[int]) -> list[int]:
+    """The number to compare; for "equal" each different one, so that all of them must compare alike."""
+    if aggregate == "equal":
+        return sorted(set(numbers))
+    return [math.prod(numbers) if aggregate == "product" else sum(numbers)]

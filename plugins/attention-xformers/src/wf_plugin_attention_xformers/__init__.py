@@ -1,0 +1,1 @@
+"""xformers' attention as a backend: declared in the manifest, nothing is implemented yet."""

@@ -1,0 +1,1 @@
+"""Caches that probe with some of the blocks, as declarations: nothing is implemented yet."""

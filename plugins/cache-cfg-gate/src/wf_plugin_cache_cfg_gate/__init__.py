@@ -1,0 +1,1 @@
+"""Reuse of the guidance difference, as a declaration: nothing is implemented yet."""

@@ -1,0 +1,69 @@
+"""What the manifest promises, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from wf_core.api import Facts
+from wf_core.testing import Manifest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "wf_plugin_cache_custom"
+ALLOW = {"request.allow_uncalibrated": False}
+
+
+@pytest.fixture(scope="module")
+def manifest():
+    return Manifest.load(PACKAGE / "wf-plugin.toml")
+
+
+def unmet(manifest, name, options, **facts):
+    """The codes of the conditions of a feature that do not hold; options that are not given are at their defaults."""
+    feature = manifest.feature(name)
+    given = {option.name: option.default for option in feature.options} | options
+    known = Facts.of(ALLOW | {key.replace("_", ".", 1): value for key, value in facts.items()}, "test")
+    return [c.code for c in feature.conditions if c.judge(known, given, manifest.tables).state == "unmet"]
+
+
+def effects(manifest, name):
+    return {str(rule.effect) for rule in manifest.feature(name).effects}
+
+
+def test_it_is_selected_and_has_no_key_of_its_own(manifest):
+    assert manifest.switches == ()
+    assert manifest.feature("custom").selects[0].values == ("custom",)
+    assert manifest.feature("custom").option("order").default == 1
+
+
+def test_a_model_without_a_polynomial_is_refused_until_one_is_given(manifest):
+    own = {"model_id": "my-own-wan-finetune"}
+    assert unmet(manifest, "custom", {}, request_allow_uncalibrated=True, **own) == ["WF-K040"]
+    assert unmet(manifest, "custom", {"coefficients": (1.0, 0.0)}, **own) == []
+
+
+def test_a_borrowed_polynomial_has_to_be_allowed(manifest):
+    assert unmet(manifest, "custom", {}, model_id="wan2.2-t2v-a14b") == ["WF-K041"]
+    assert unmet(manifest, "custom", {}, model_id="wan2.2-t2v-a14b", request_allow_uncalibrated=True) == []
+    assert unmet(manifest, "custom", {}, model_id="wan2.1-t2v-1.3b") == []
+
+
+def test_a_signal_without_a_polynomial_and_two_polynomials_are_refused(manifest):
+    only_e = {"model_id": "skyreels-v2-540p", "request_allow_uncalibrated": True}
+    assert unmet(manifest, "custom", {"signal": "e0"}, **only_e) == ["WF-K042"]
+    both = {"coefficients": (1.0,), "preset": "wan2.1-t2v-1.3b.e"}
+    assert unmet(manifest, "custom", both, model_id="wan2.1-t2v-1.3b") == ["WF-K043"]
+
+
+def test_every_listed_model_names_a_shipped_polynomial(manifest):
+    data = json.loads((PACKAGE / "presets.json").read_text(encoding="utf-8"))
+    presets = {preset["id"]: preset["signal"] for preset in data["presets"]}
+    for by_signal in data["fitted"].values():
+        assert all(presets[name] == signal for signal, name in by_signal.items())
+    for by_signal in data["borrowed"].values():
+        assert all(presets[loan["preset"]] == signal for signal, loan in by_signal.items())
+
+
+def test_it_is_declared_to_decide_on_each_rank_alone(manifest):
+    assert "rank-local-decision" in effects(manifest, "custom")

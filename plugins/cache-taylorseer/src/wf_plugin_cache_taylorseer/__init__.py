@@ -1,0 +1,1 @@
+"""TaylorSeer, as a declaration: what it will take and where it is legal; nothing is implemented yet."""

@@ -1,0 +1,1 @@
+"""Numeric settings of a session: declared in the manifest, nothing is implemented yet."""

@@ -1,0 +1,68 @@
+"""What the manifest promises, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wf_core.api import Facts
+from wf_core.testing import Manifest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "wf_plugin_fused_wan"
+
+
+@pytest.fixture(scope="module")
+def manifest():
+    return Manifest.load(PACKAGE / "wf-plugin.toml")
+
+
+def unmet(manifest, name, facts, **options):
+    """The codes of the conditions of a feature that these facts do not meet."""
+    feature = manifest.feature(name)
+    given = {option.name: option.default for option in feature.options} | options
+    known = Facts.of(facts, "test")
+    return [c.code for c in feature.conditions if c.judge(known, given, manifest.tables).state == "unmet"]
+
+
+def effects(manifest, name, **options):
+    """The effects that a feature has with these options."""
+    feature = manifest.feature(name)
+    given = {option.name: option.default for option in feature.options} | options
+    rules = feature.effects
+    return {str(r.effect) for r in rules if r.when is None or r.when.judge(Facts(), given).state == "met"}
+
+
+def test_switches(manifest):
+    assert {switch.name: (switch.feature, switch.form) for switch in manifest.switches} == {
+        "fuse_qkv": ("fuse-qkv", "flag"),
+        "qkv_strategy": ("fuse-qkv", "option"),
+        "qkv_split_threshold": ("fuse-qkv", "option"),
+        "fused_rope": ("fused-rope", "flag"),
+        "rope_precision": ("fused-rope", "option"),
+        "fused_modulation": ("fused-modulation", "flag"),
+        "static_cross_kv": ("static-cross-kv", "flag"),
+        "inplace_residual": ("inplace-residual", "flag"),
+    }
+    assert all(feature.state.startswith("unavailable:") for feature in manifest.features)
+
+
+@pytest.mark.parametrize(("strategy", "packs"), [("auto", True), ("packed", True), ("split", False)])
+def test_only_split_leaves_projections_unpacked(manifest, strategy, packs):
+    assert ("packs-projections" in effects(manifest, "fuse-qkv", strategy=strategy)) == packs
+
+
+def test_defaults(manifest):
+    assert manifest.feature("fuse-qkv").option("split_threshold").default == 8192
+    assert manifest.feature("fused-rope").option("precision").choices == ("fp32", "fp64")
+
+
+def test_text_keys_and_values_outlive_a_call(manifest):
+    feature = manifest.feature("static-cross-kv")
+    assert "holds-request-tensors@attention" in effects(manifest, "static-cross-kv")
+    assert feature.tier == "exact" and feature.families == ("wan", "cosmos")
+
+
+@pytest.mark.parametrize(("enabled", "codes"), [(True, ["WF-U001"]), (False, [])])
+def test_nothing_is_added_in_place_under_a_gradient(manifest, enabled, codes):
+    assert unmet(manifest, "inplace-residual", {"run.grad_enabled": enabled}) == codes

@@ -1,0 +1,1 @@
+"""Guidance parallelism. Not implemented yet: the manifest declares it, so that requests are judged."""

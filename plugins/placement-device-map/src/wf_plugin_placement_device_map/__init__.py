@@ -1,0 +1,1 @@
+"""Layers over several GPUs. Not implemented yet: the manifest declares it, so that requests are judged."""

@@ -1,0 +1,1 @@
+"""Offloading of weights. Not implemented yet: the manifest declares it, so that requests are judged."""

@@ -1,0 +1,1 @@
+"""GGUF weights as a quantizer of wf. Only declared so far: nothing is implemented yet."""

@@ -1,0 +1,1 @@
+"""Sliding-tile attention as a sparse kernel of wf. Only declared so far: nothing is implemented yet."""

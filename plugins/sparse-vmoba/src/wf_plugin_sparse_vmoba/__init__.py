@@ -1,0 +1,1 @@
+"""Mixture of block attention for video as a sparse kernel of wf. Only declared so far: nothing is implemented yet."""

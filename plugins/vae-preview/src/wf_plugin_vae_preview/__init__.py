@@ -1,0 +1,1 @@
+"""Preview decoding. Not implemented yet: the manifest declares it, so that requests are judged."""

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wf_core.api import Facts
+from wf_core.testing import Manifest
+
+MANIFEST = Manifest.load(Path(__file__).parents[1] / "src" / "wf_plugin_vae_tiling" / "wf-plugin.toml")
+
+TILES = MANIFEST.features[0]
+COSMOS = {"model.family": "cosmos", "vae.class": "AutoencoderKLWan"}
+
+
+def unmet(facts: dict[str, Any], **options: Any) -> set[str]:
+    known = Facts.of(facts, "test")
+    return {item.code for item in TILES.conditions if item.judge(known, options).state == "unmet"}
+
+
+def test_it_is_declared_and_cannot_be_activated() -> None:
+    assert (TILES.name, TILES.tier, TILES.state) == (
+        "vae-tiling",
+        "approximate",
+        "unavailable: not implemented",
+    )
+    assert TILES.families == ("hunyuan", "cosmos")
+    assert [rule.effect.name for rule in TILES.effects] == ["bound-to-official-decoder"]
+
+
+def test_cosmos_1_has_no_tiling() -> None:
+    assert unmet({"model.family": "cosmos", "vae.class": "AutoencoderKLCosmos"}) == {"WF-V003"}
+    assert unmet(COSMOS) == set()
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "codes"),
+    [
+        ((48, 48), (32, 32), set()),
+        ((16, 48), (18, 16), {"WF-V005"}),
+        ((16, 16), None, {"WF-V005"}),
+        (None, (32, 32), set()),
+        (None, (32, 40), {"WF-V005"}),
+    ],
+)
+def test_tiles_leave_no_gap(size: Any, stride: Any, codes: set[str]) -> None:
+    assert unmet(COSMOS, tile_size=size, tile_stride=stride) == codes
+
+
+def test_sizes_are_for_cosmos() -> None:
+    hunyuan = {"model.family": "hunyuan", "vae.class": "AutoencoderKLHunyuanVideo"}
+    assert unmet(hunyuan) == set()
+    assert unmet(hunyuan, tile_size=(32, 32), tile_stride=(24, 24)) == {"WF-V004"}

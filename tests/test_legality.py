@@ -1,0 +1,77 @@
+"""The whole table of switches: every refusal by its code beside the legal request, and cases with their verdicts."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wf_core import Host, Plan, Refused
+
+FOLDER = Path(__file__).parent / "legality"
+CASES = json.loads((FOLDER / "cases.json").read_text())["cases"]
+CELLS = [cell for file in sorted(FOLDER.glob("*.toml")) for cell in tomllib.loads(file.read_text())["cell"]]
+
+
+@cache
+def host() -> Host:
+    return Host.discover()
+
+
+def judge(row: dict[str, Any], request: dict[str, Any], run: dict[str, Any]) -> Plan:
+    model = row["model"]
+    known = host().model(model)
+    return host().resolve(
+        model,
+        request,
+        run=run,
+        family=None if known else row.get("family", "wan"),
+        device=row.get("device", "h200"),
+        world=row.get("world", 1),
+        process_group=row.get("process_group"),
+        facts=row.get("facts"),
+    )
+
+
+def size(case: dict[str, Any]) -> dict[str, Any]:
+    return {"height": case["height"], "width": case["width"], "num_frames": case["frames"]}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_case(case: dict[str, Any]) -> None:
+    if case["legal"]:
+        judge(case, case["request"], size(case))
+        return
+    with pytest.raises(Refused) as refused:
+        judge(case, case["request"], size(case))
+    violations = refused.value.refusal.violations
+    assert any({*case["involves"]} <= {*violation.involves} for violation in violations), violations
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell["id"])
+def test_cell(cell: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refused:
+        judge(cell, cell["request"], cell.get("run", {}))
+    violations = refused.value.refusal.violations
+    fitting = [violation for violation in violations if violation.code == cell["code"]]
+    assert fitting, [str(violation) for violation in violations]
+    assert any({*cell["involves"]} <= {*violation.involves} for violation in fitting), fitting
+
+
+TWINS = [cell for cell in CELLS if "without" in cell or "instead" in cell]
+
+
+@pytest.mark.parametrize("cell", TWINS, ids=lambda cell: cell["id"])
+def test_the_same_request_without_what_offends_is_legal(cell: dict[str, Any]) -> None:
+    request = {key: value for key, value in cell["request"].items() if key not in cell.get("without", ())}
+    judge(cell, {**request, **cell.get("instead", {})}, cell.get("run", {}))
+
+
+def test_ids_are_unique_and_every_cell_says_what_it_is_about() -> None:
+    ids = [row["id"] for row in (*CASES, *CELLS)]
+    assert len(ids) == len(set(ids))
+    assert not [cell["id"] for cell in CELLS if not (cell["says"] and cell["code"] and cell["involves"])]

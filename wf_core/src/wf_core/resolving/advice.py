@@ -1,0 +1,160 @@
+"""What could be changed about a refused request: changes that were tried, and the nearest legal request.
+
+Nothing here is recommended on faith: every change is made, and the changed request is decided like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import attrs
+
+from wf_core.names import switch_key
+from wf_core.resolving.deciding import Decision
+from wf_core.resolving.plan import Change, Fix, Violation
+
+Decide = Callable[[Mapping[str, Any]], Decision]
+Canonical = Callable[[str], str]
+"""A request key's own name where it is an alias."""
+MOST_TRIED = 40
+MOST_FIXES = 8
+EXACT_UP_TO = 4
+"""A smallest set of keys to take out is looked for up to this size; beyond it the most frequent key goes first."""
+
+
+@attrs.frozen
+class Advice:
+    """Fixes, those that suffice alone first, and the change after which the request is legal (None if nothing is)."""
+
+    fixes: tuple[Fix, ...] = ()
+    nearest: Change | None = None
+
+
+def advise(
+    request: Mapping[str, Any], violations: Sequence[Violation], decide: Decide, canonical: Canonical
+) -> Advice:
+    """Tries changes of a request that these violations refuse. Without any key there is nothing to change."""
+    if not decide({}).legal:
+        return Advice()
+    return _Adviser(request, violations, decide, canonical).advice()
+
+
+class _Adviser:
+    """The keys of one request, and what taking them out or changing them does."""
+
+    def __init__(
+        self, request: Mapping[str, Any], violations: Sequence[Violation], decide: Decide, canonical: Canonical
+    ) -> None:
+        self.request = {str(key): value for key, value in sorted(request.items(), key=lambda item: str(item[0]))}
+        self.violations = tuple(violations)
+        self.decide = decide
+        self.canonical = canonical
+
+    def advice(self) -> Advice:
+        tried = [(change, self.decide(change.applied(self.request))) for change in self._changes()]
+        single = [Fix(change, True) for change, decision in tried if decision.legal]
+        partial = [
+            Fix(change, False)
+            for change, decision in tried
+            if not decision.legal and _better(decision.violations, self.violations)
+        ]
+        nearest = single[0].change if single else self._nearest([fix.change for fix in partial])
+        return Advice((*single, *partial)[:MOST_FIXES], nearest)
+
+    # --- single changes ----------------------------------------------------------------------------------------
+
+    def _changes(self) -> tuple[Change, ...]:
+        """Repairs first, then taking out each key that clashes, with what depends on it."""
+        repairs = [change for violation in self.violations for change in violation.repairs]
+        blamed = dict.fromkeys(key for violation in self.violations for key in self._keys_of(violation))
+        removals = [change for key in blamed for change in self._removals(key)]
+        changes = [self._spelled(change) for change in (*repairs, *removals)]
+        return tuple(dict.fromkeys(change for change in changes if change.set or change.unset))[:MOST_TRIED]
+
+    def _keys_of(self, violation: Violation) -> list[str]:
+        """The request's own keys, as they are spelled there, that a violation names; all keys where it names none."""
+        named = {switch_key(name) for name in violation.involves}
+        found = [key for key in self.request if {self._name(key), switch_key(str(key))} & named]
+        return found or list(self.request)
+
+    def _name(self, key: str) -> str:
+        """The canonical name of a key: no alias, no options below it."""
+        return self.canonical(switch_key(str(key)).partition(".")[0])
+
+    def _removals(self, key: str) -> Iterator[Change]:
+        """The key alone, and the key with the options that would then be ignored."""
+        alone = Change(unset=(key,))
+        yield alone
+        left = self.decide(alone.applied(self.request))
+        ignored = [
+            other
+            for violation in left.violations
+            if violation.code == "WF-R005"
+            for other in self.request
+            if switch_key(str(other)) == violation.involves[0]
+        ]
+        if ignored:
+            yield Change(unset=tuple(dict.fromkeys((key, *map(str, ignored)))))
+
+    def _spelled(self, change: Change) -> Change:
+        """The same change with every key that it takes out as the request spells it."""
+        left = change.applied(self.request)
+        return Change(change.set, tuple(key for key in self.request if key not in left))
+
+    # --- the nearest legal request -----------------------------------------------------------------------------
+
+    def _nearest(self, partial: Iterable[Change]) -> Change:
+        """Repairs that help, then as few keys taken out as hit every reason; last, what can be put back is put back."""
+        change, current, found = Change(), dict(self.request), self.violations
+        for repair in partial:
+            if repair.set:
+                changed = repair.applied(current)
+                decision = self.decide(changed)
+                if _better(decision.violations, found) or decision.legal:
+                    change, current, found = change.joined(repair), changed, decision.violations
+                if decision.legal:
+                    return change
+        return change.joined(Change(unset=self._taken_out(current)))
+
+    def _taken_out(self, request: dict[str, Any]) -> tuple[str, ...]:
+        """Keys without which the rest is legal: a smallest set that hits every reason found, checked by deciding."""
+        reasons: list[frozenset[str]] = []
+        while True:
+            out = _hitting(reasons, tuple(request))
+            left = {key: value for key, value in request.items() if key not in out}
+            decision = self.decide(left)
+            if decision.legal:
+                return self._put_back(request, out)
+            own = _Adviser(left, decision.violations, self.decide, self.canonical)
+            new = {frozenset(own._keys_of(violation)) for violation in decision.violations}
+            reasons += sorted(new - set(reasons), key=sorted)
+
+    def _put_back(self, request: dict[str, Any], out: tuple[str, ...]) -> tuple[str, ...]:
+        gone = list(out)
+        for key in out:
+            kept = {name: value for name, value in request.items() if name not in gone or name == key}
+            if len(gone) > 1 and self.decide(kept).legal:
+                gone.remove(key)
+        return tuple(gone)
+
+
+def _better(found: Sequence[Violation], before: Sequence[Violation]) -> bool:
+    """Whether some reasons are gone and none has come."""
+    return {(v.code, v.involves) for v in found} < {(v.code, v.involves) for v in before}
+
+
+def _hitting(reasons: Sequence[frozenset[str]], keys: Sequence[str]) -> tuple[str, ...]:
+    """A smallest set of keys with one from every reason; among equals the one whose keys stand last."""
+    for size in range(EXACT_UP_TO + 1):
+        for chosen in combinations(reversed(keys), size):
+            if all(reason & {*chosen} for reason in reasons):
+                return tuple(sorted(chosen))
+    chosen_keys: list[str] = []
+    left = list(reasons)
+    while left:
+        most = max(keys, key=lambda key: (sum(key in reason for reason in left), key))
+        chosen_keys.append(most)
+        left = [reason for reason in left if most not in reason]
+    return tuple(sorted(chosen_keys))

@@ -1,0 +1,1 @@
+"""The HunyuanVideo model family: what it is made of, in the manifest. Its adapter is not implemented yet."""
