@@ -30,8 +30,10 @@ from wf_core.plugins.catalog import Catalog
 from wf_core.plugins.discovery import Discovery, PluginRecord, discover
 from wf_core.plugins.loading import load_plugin
 from wf_core.plugins.manifest_files import installed_version
+from wf_core.resolving.environment import request_from_environment
 from wf_core.resolving.plan import Plan
-from wf_core.resolving.resolve import resolve
+from wf_core.resolving.resolve import refuse, resolve
+from wf_core.resolving.saved import changed_since, plan_from_json
 from wf_core.sessions.open_sessions import alone
 
 if TYPE_CHECKING:
@@ -50,8 +52,9 @@ class Host:
     Nothing is imported when a host is made; a plugin's code is imported when a session needs it.
     """
 
-    def __init__(self, discovery: Discovery) -> None:
+    def __init__(self, discovery: Discovery, *, environ: Mapping[str, str] | None = None) -> None:
         self.discovery = discovery
+        self._environ = dict(environ or {})
         self.catalog = Catalog.of(discovery)
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
@@ -59,13 +62,15 @@ class Host:
         self._loading = threading.Lock()
 
     @classmethod
-    def discover(cls, path: Sequence[str] | None = None) -> Host:
+    def discover(cls, path: Sequence[str] | None = None, *, env: bool = False) -> Host:
         """A host of every plugin on ``path`` (``sys.path`` by default); ``WF_BLOCK`` and ``WF_ONLY`` count.
+
+        With ``env`` the ``WORLDFOUNDRY_*`` variables are read now, and stand for the keys that a request does not give.
 
         Raises ``BadInput`` when one of them names a plugin that is not there, and under ``WF_STRICT=1`` when a plugin
         is broken or ambiguous.
         """
-        return cls(discover(path).require_sound())
+        return cls(discover(path).require_sound(), environ=os.environ if env else None)
 
     @property
     def plugins(self) -> tuple[PluginRecord, ...]:
@@ -116,12 +121,20 @@ class Host:
         """
         if facts is not None and not isinstance(facts, Mapping):
             raise BadInput(f"facts= must be a mapping of fact names to values, not {type(facts).__name__}")
-        known = self.facts(
-            base, run, family=family, device=device, world=world, process_group=process_group
-        )
+        known = self.facts(base, run, family=family, device=device, world=world, process_group=process_group)
         if facts:
             known = known.with_(facts, source="the caller")
-        return resolve(request, known, self.catalog)
+        return resolve(request_from_environment(self._environ, request), known, self.catalog)
+
+    def load_plan(self, saved: Mapping[str, Any]) -> Plan:
+        """The plan of `Plan.to_json`, or of the answer of ``wf resolve --json``.
+
+        Raises `BadInput` for what is no plan, and `Refused` when the installed plugins are not those that it was made
+        with, or declare something else by now.
+        """
+        plan = plan_from_json(saved)
+        refuse(plan, changed_since(plan, self.catalog))
+        return plan
 
     # --- sessions ----------------------------------------------------------------------------------------------
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import click
 
 from wf_core.facts.machines import THIS, machine_names
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = Callable[..., Any]
 _CALL = {
     "height": click.option("--height", type=int, default=None, help="Pixels."),
     "width": click.option("--width", type=int, default=None, help="Pixels."),
@@ -77,7 +77,7 @@ def call_options(command: Command) -> Command:
     return _with(tuple(_CALL.values()), wrapped)
 
 
-def _with(options: tuple[Callable[..., Any], ...], command: Any) -> Any:
+def _with(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command

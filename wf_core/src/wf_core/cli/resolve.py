@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from wf_core.cli.output import print_json
 from wf_core.cli.machine import Machine, call_options, machine_options
+from wf_core.cli.output import print_json
 from wf_core.cli.settings import collect_settings, model_defaults, parse_settings, settings_options
 from wf_core.errors import BadInput, Refused
 from wf_core.facts.run import RUN_OPTIONS
@@ -18,7 +18,9 @@ from wf_core.manifests.vocabulary import GOALS, SCHEMA
 @click.command("resolve")
 @click.argument("model")
 @settings_options
-@click.option("--goal", type=click.Choice(GOALS), default=None, help="Let the host add features to the request.")
+@click.option(
+    "--goal", type=click.Choice(GOALS), default=None, help="Let the host add features to the request."
+)
 @machine_options
 @click.option("--run", "run_settings", multiple=True, metavar="KEY=VALUE", help="An argument of the call.")
 @call_options

@@ -11,7 +11,15 @@ import click
 
 from wf_core.cli.numbers import FPS, SEED
 from wf_core.cli.output import print_json
-from wf_core.cli.settings import check_text, collect_settings, model_defaults, settings_options, with_defaults
+from wf_core.cli.settings import (
+    check_text,
+    collect_settings,
+    model_defaults,
+    read_json_object,
+    settings_options,
+    with_defaults,
+)
+from wf_core.errors import BadInput
 from wf_core.manifests.vocabulary import SCHEMA
 
 if TYPE_CHECKING:
@@ -20,6 +28,13 @@ if TYPE_CHECKING:
 
 @click.command("run")
 @click.argument("model")
+@click.option(
+    "--plan",
+    "plan_path",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="A plan as `wf resolve --json` prints it, in place of a request.",
+)
 @click.option("--prompt", required=True, help="What the clip shows.")
 @click.option("--negative-prompt", default=None, help="What it should not show.")
 @settings_options
@@ -47,6 +62,7 @@ def command(
     negative_prompt: str | None,
     settings: tuple[str, ...],
     load_json: Path | None,
+    plan_path: Path | None,
     out: Path,
     report_path: Path | None,
     seed: int,
@@ -62,17 +78,24 @@ def command(
     """
     from wf_core.checkpoints import check_device_name, check_dtype
     from wf_core.host import Host
+    from wf_core.resolving.resolve import not_activatable, refuse
 
     check_device_name(device)
     check_text("--prompt", prompt)
     check_text("--negative-prompt", negative_prompt or "")
     check_outputs(out, report_path)
-    host = Host.discover()
+    host = Host.discover(env=True)
     request = collect_settings(settings, load_json)
     defaults = model_defaults(host, model)
     known = with_defaults(call, defaults)
     dtype = check_dtype(dtype or str(defaults.get("dtype", "float32")))
-    plan = host.resolve(model, request, run=known, facts={"device.type": device.partition(":")[0]})
+    if plan_path is not None:
+        if request:
+            raise BadInput(f"--plan {plan_path} is a request already decided: leave out -s and --load-json")
+        plan = host.load_plan(read_json_object(plan_path))
+    else:
+        plan = host.resolve(model, request, run=known, facts={"device.type": device.partition(":")[0]})
+    refuse(plan, not_activatable(plan))
     result = generate(
         host,
         model,

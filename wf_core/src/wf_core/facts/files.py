@@ -35,9 +35,7 @@ def _read(path: str, declared: FileDecl) -> dict[str, Fact]:
         shapes: dict[str, tuple[int, ...]] = read_shapes(Path(path))
     except BadInput:
         shapes = {}
-    return {
-        name: Fact(_length(shapes.get(tensor), axis), path) for name, tensor, axis in declared.facts
-    }
+    return {name: Fact(_length(shapes.get(tensor), axis), path) for name, tensor, axis in declared.facts}
 
 
 def _length(shape: tuple[int, ...] | None, axis: int) -> Any:

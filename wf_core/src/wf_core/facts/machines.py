@@ -28,13 +28,17 @@ def machine_profile(name: str, this: Facts) -> Facts:
     table = data.table("devices")
     device = table["devices"].get(name.strip().lower())
     if device is None:
-        raise BadInput(f"no device {name!r}{did_you_mean(name, machine_names())} ({', '.join(machine_names())})")
+        raise BadInput(
+            f"no device {name!r}{did_you_mean(name, machine_names())} ({', '.join(machine_names())})"
+        )
     kept = {
         fact: value
         for fact, value in this.items()
         if not fact.startswith("device.") and not (fact.startswith(_PACKAGE) and value.value is None)
     }
-    return Facts(kept).with_({**_device(device, table["cuda"]), **_packages(device, table)}, source=f"device {name}")
+    return Facts(kept).with_(
+        {**_device(device, table["cuda"]), **_packages(device, table)}, source=f"device {name}"
+    )
 
 
 def _device(device: dict[str, Any], cuda: dict[str, Any]) -> dict[str, Any]:

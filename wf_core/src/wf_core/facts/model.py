@@ -73,8 +73,17 @@ def official_facts(model: ModelDecl | None) -> Facts:
 
 def facts_from_name(name: str, family: str, declared: FamilyDecl | None, *, remote: bool = False) -> Facts:
     """What a model's name and family say, where its files are not at hand."""
-    values = {"model.id": model_id(name, ()), "model.family": family, "model.training": False, "model.here": False}
-    constants = {fact: source.default for fact, source in declared.facts.items() if source.constant} if declared else {}
+    values = {
+        "model.id": model_id(name, ()),
+        "model.family": family,
+        "model.training": False,
+        "model.here": False,
+    }
+    constants = (
+        {fact: source.default for fact, source in declared.facts.items() if source.constant}
+        if declared
+        else {}
+    )
     facts = Facts.of(constants, f"manifest of {family}").merged(Facts.of(values, "the model's name"))
     return facts.with_({"model.remote": True}, source="manifest") if remote else facts
 
@@ -164,7 +173,11 @@ def _from_source(
     name: str, source: FactSource, components: Mapping[str, ComponentConfig], family: str, variant: str
 ) -> Fact | None:
     if source.by_variant:
-        return Fact(source.by_variant[variant], f"manifest of {family}") if variant in source.by_variant else None
+        return (
+            Fact(source.by_variant[variant], f"manifest of {family}")
+            if variant in source.by_variant
+            else None
+        )
     if source.constant:
         return Fact(source.default, f"manifest of {family}")
     component = components.get(source.component)

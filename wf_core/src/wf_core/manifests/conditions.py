@@ -108,7 +108,11 @@ class Condition:
         """Plain values, from which `from_json` makes the same condition."""
         return {
             **({"subject": self.subject.to_json()} if self.subject is not None else {}),
-            **({"tests": [[name, _operand_to_json(operand)] for name, operand in self.tests]} if self.tests else {}),
+            **(
+                {"tests": [[name, _operand_to_json(operand)] for name, operand in self.tests]}
+                if self.tests
+                else {}
+            ),
             **({"join": self.join, "parts": [part.to_json() for part in self.parts]} if self.join else {}),
             **({"reason": self.reason} if self.reason else {}),
             **({"code": self.code} if self.code else {}),

@@ -201,8 +201,8 @@ class Rule:
     """A row of the rule table. It is about one of four things:
 
     a ``pair`` of effects of two features (``scope`` "inside": the second counts only at or inside the seam of the
-    first); an exclusive ``slot``; an ``effect`` of one feature, which ``needs`` a condition over facts; an ``aggregate``
-    ("product", "sum" or "equal") of the numbers of an effect over all features, which ``needs`` a comparison; or, with
+    first); an exclusive ``slot``; an ``effect`` of one feature, which ``needs`` a condition over facts, or, with an
+    ``aggregate`` ("product", "sum", "equal"), its numbers over all features, which ``needs`` compares; or, with
     ``when`` alone, the facts themselves. ``involves`` are further names for the refusal.
     """
 

@@ -179,7 +179,9 @@ def read_rule(row: Table, words: Mapping[str, EffectWord]) -> Rule:
         row.fail("an aggregate is taken over an effect that carries one number")
     unknown = [name for name in (*rule.pair, rule.effect) if name and name not in words]
     if unknown:
-        row.fail(f"unknown effect {unknown[0]!r}{did_you_mean(unknown[0], words, '; introduce it in [[effect]]')}")
+        row.fail(
+            f"unknown effect {unknown[0]!r}{did_you_mean(unknown[0], words, '; introduce it in [[effect]]')}"
+        )
     row.done()
     return rule
 

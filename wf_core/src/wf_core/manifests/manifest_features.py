@@ -238,7 +238,10 @@ def _ranks(row: Table, options: tuple[OptionDecl, ...], tables: TableKeys) -> tu
             row.fail(f"order is a whole number, or a list of {{order, when}}, got {show(raw)}")
         when = item.get("when")
         found.append(
-            Rank(order, read_condition(row, when, "when of order", options, tables, top=False) if when else None)
+            Rank(
+                order,
+                read_condition(row, when, "when of order", options, tables, top=False) if when else None,
+            )
         )
     return tuple(found)
 

@@ -64,7 +64,9 @@ def read_model(row: Table) -> ModelDecl:
 def _profile(row: Table) -> ProfileDecl:
     configs = row.mapping("config")
     for name, config in configs.items():
-        if not isinstance(config, Mapping) or (name != "pipeline" and not isinstance(config.get("class"), str)):
+        if not isinstance(config, Mapping) or (
+            name != "pipeline" and not isinstance(config.get("class"), str)
+        ):
             row.fail(f"config.{name} must be a table with the component's class")
     official = Table(row.mapping("official"), row.path, f"{row.where}, official")
     sizes = official.items("sizes")
@@ -130,7 +132,11 @@ def _source(facts: Table, name: str, value: Any) -> FactSource:
         return _from(facts, name, value, None)
     if isinstance(value, Mapping) and set(value) == {"value"}:
         return FactSource(default=freeze(value["value"]), constant=True)
-    if isinstance(value, Mapping) and set(value) == {"by_variant"} and isinstance(value["by_variant"], Mapping):
+    if (
+        isinstance(value, Mapping)
+        and set(value) == {"by_variant"}
+        and isinstance(value["by_variant"], Mapping)
+    ):
         return FactSource(by_variant=FrozenMap(value["by_variant"]))
     if isinstance(value, Mapping) and "from" in value and not set(value) - {"from", "default"}:
         return _from(facts, name, value["from"], freeze(value.get("default")))

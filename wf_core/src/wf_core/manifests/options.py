@@ -149,8 +149,8 @@ class DefaultWith:
 class OptionDecl:
     """What a manifest says of one option. ``min`` and ``max`` are inclusive, ``above`` is exclusive.
 
-    ``default_with`` are the defaults beside another feature with some effect. ``sets`` is a fact that the option's value
-    takes the place of for the whole plan, such as ``model.dtype``.
+    ``default_with`` are the defaults beside another feature with some effect. ``sets`` is a fact whose place the
+    option's value takes for the whole plan, such as ``model.dtype``.
     """
 
     name: str

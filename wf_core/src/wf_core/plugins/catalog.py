@@ -203,7 +203,11 @@ class Catalog:
         rows = data.table("selectors")["selector"]
         return {
             row["name"]: Selector(
-                row["name"], row["discriminator"], tuple(row["off"]), row["doc"], FrozenMap(row.get("ambiguous"))
+                row["name"],
+                row["discriminator"],
+                tuple(row["off"]),
+                row["doc"],
+                FrozenMap(row.get("ambiguous")),
             )
             for row in rows
         }
@@ -221,10 +225,12 @@ class Catalog:
 
     def family_plugin(self, name: str) -> PluginRecord | None:
         """The plugin that provides a model family and can be used, or None."""
-        for record, manifest in self._available():
-            if manifest.family is not None and manifest.family.name == name:
-                return record
-        return None
+        record = self._families.get(name)
+        return record if record is not None and record.state == "available" else None
+
+    @cached_property
+    def _families(self) -> Mapping[str, PluginRecord]:
+        return {m.family.name: record for record, m in reversed([*self._available()]) if m.family is not None}
 
     def family_names(self) -> tuple[str, ...]:
         """Every family that an available plugin provides."""

@@ -45,9 +45,15 @@ class _Adviser:
     """The keys of one request, and what taking them out or changing them does."""
 
     def __init__(
-        self, request: Mapping[str, Any], violations: Sequence[Violation], decide: Decide, canonical: Canonical
+        self,
+        request: Mapping[str, Any],
+        violations: Sequence[Violation],
+        decide: Decide,
+        canonical: Canonical,
     ) -> None:
-        self.request = {str(key): value for key, value in sorted(request.items(), key=lambda item: str(item[0]))}
+        self.request = {
+            str(key): value for key, value in sorted(request.items(), key=lambda item: str(item[0]))
+        }
         self.violations = tuple(violations)
         self.decide = decide
         self.canonical = canonical

@@ -6,7 +6,7 @@ that break a rule together are not both true. Where every demand has one candida
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import attrs
@@ -100,7 +100,9 @@ class _Choosing:
         return tuple(-literal for literal in sorted(model, key=abs))
 
     def _aggregates(self, chosen: Sequence[int]) -> Iterator[Violation]:
-        return judge_aggregates([self.candidates[number].subject for number in chosen], self.rules, self.facts)
+        return judge_aggregates(
+            [self.candidates[number].subject for number in chosen], self.rules, self.facts
+        )
 
     def _first(self) -> tuple[Judged, ...]:
         return tuple(group[0] for group in self.groups)
@@ -115,15 +117,16 @@ class _Choosing:
             yield from self.soft[clause]
         warned = (v for pair, found in self.warnings.items() if {*pair} <= forced for v in found)
         yield from warned
-        yield from self._aggregates(sorted(forced))
+        aggregates = list(self._aggregates(sorted(forced)))
+        yield from aggregates
         left = [clause for clause in self.soft if clause not in broken]
-        hard: list[Clause] = list(self.hard)
-        for conflict in conflicts(hard, left, lambda _: True, MOST_CONFLICTS, lazy=self._lazy_choice(forced)):
+        lost = conflicts(self.hard, left, lambda _: True, MOST_CONFLICTS)
+        for conflict in lost:
             yield self._no_choice([left[index] for index in conflict])
-
-    def _lazy_choice(self, forced: set[int]) -> None:
-        """Aggregates of demands without a choice are reported already, and a choice never enters one today."""
-        return
+        if not (lost or aggregates):  # only the numbers of what is chosen stand against a choice
+            order = [number for numbers in self.members for number in numbers]
+            best = prefer([*self.hard, *left], order) or frozenset()
+            yield from self._aggregates([number for number in order if number in best])
 
     def _no_choice(self, clauses: Sequence[Clause]) -> Violation:
         """Several clauses that together leave a demand without a candidate, as one sentence."""
@@ -132,7 +135,8 @@ class _Choosing:
         lost = [self.candidates[number] for numbers in groups for number in numbers]
         asked = " and ".join(dict.fromkeys(" ".join(judged.subject.asked) for judged in lost))
         why = [
-            f"{self._names_in(clause, groups)}: {self.soft[clause][0].reason.rstrip('.')}" for clause in clauses
+            f"{self._names_in(clause, groups)}: {self.soft[clause][0].reason.rstrip('.')}"
+            for clause in clauses
         ]
         names = dict.fromkeys(name for clause in clauses for v in self.soft[clause] for name in v.involves)
         chains = tuple(dict.fromkeys(chain for c in clauses for v in self.soft[c] for chain in v.chains))
@@ -148,5 +152,3 @@ class _Choosing:
 
 def _at_most_one(numbers: Sequence[int]) -> Iterator[Clause]:
     return ((-one, -other) for one, other in combinations(numbers, 2))
-
-

@@ -34,7 +34,7 @@ def with_goal(request: Mapping[str, Any], decision: Decision, facts: Facts, cata
     family = facts.get("model.family") or ""
     chosen: list[str] = []
     for offer, declared in _offered(goal, catalog):
-        added = {key: value for key, value in (declared.set or offer.feature.example).items()}
+        added = dict(declared.set or offer.feature.example)
         spoken = {catalog.canonical(switch_key(str(key)).partition(".")[0], family) for key in request}
         if spoken & {catalog.canonical(key.partition(".")[0], family) for key in added}:
             continue

@@ -10,12 +10,12 @@ import attrs
 from wf_core.facts import Facts
 from wf_core.manifests.conditions import Condition
 from wf_core.manifests.declarations import Rule
+from wf_core.manifests.effects import EffectRule
 from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.plan import Change, PlannedFeature, Violation
-from wf_core.resolving.repairs import repairs_of
+from wf_core.resolving.repairs import repairs_of, set_option
 from wf_core.resolving.request import Demand
 from wf_core.resolving.rules import Cause, Subject, derived_effects, needs_of
-from wf_core.values import show
 
 CONDITION, UNKNOWN_CONDITION = "WF-F001", "WF-F002"
 Names = Callable[[Condition], Iterable[str]]
@@ -91,18 +91,9 @@ def judge_demand(
         demand.names(offer),
         feature.slot,
         (*causes, *(Cause(effect) for effect in derived)),
-        asked(demand),
+        demand.typed,
     )
     return Judged(demand, offer, planned, subject, violations)
-
-
-def asked(demand: Demand) -> tuple[str, ...]:
-    """The demand as it was typed: its keys, and the options that other keys gave."""
-    shown = [f"{key}={demand.group}" if demand.group else key for key in demand.keys]
-    shown += [
-        f"{key}={show(demand.options[name])}" for name, key in demand.option_keys.items() if key not in demand.keys
-    ]
-    return tuple(shown)
 
 
 def against(
@@ -157,7 +148,11 @@ def _names(demand: Demand, offer: Offer, condition: Condition) -> tuple[str, ...
     refs = list(condition.refs())
     options = [ref.name for ref in refs if ref.kind == "option"]
     device = ("device",) if any(ref.name.startswith("device.") for ref in refs) else ()
-    return (*demand.names(offer), *(name for option in options for name in offer.option_names(option)), *device)
+    return (
+        *demand.names(offer),
+        *(name for option in options for name in offer.option_names(option)),
+        *device,
+    )
 
 
 def _usable(demand: Demand, offer: Offer, facts: Facts, catalog: Catalog) -> Iterator[Violation]:
@@ -191,12 +186,24 @@ def _causes(demand: Demand, offer: Offer, options: Mapping[str, Any], facts: Fac
         if rule.when is not None:
             looked_at += [ref.name for ref in rule.when.refs() if ref.kind == "option"]
         keys = tuple(str(demand.option_keys[name]) for name in looked_at if name in demand.option_keys)
-        found.append(Cause(rule.effect.bind(options), keys))
+        ways_out = tuple(_without(rule, demand, offer, options, facts)) if keys else ()
+        found.append(Cause(rule.effect.bind(options), keys, ways_out))
     return tuple(found)
+
+
+def _without(
+    rule: EffectRule, demand: Demand, offer: Offer, options: Mapping[str, Any], facts: Facts
+) -> Iterator[Change]:
+    """Other choices for the options that cause an effect, under which the feature would not have it."""
+    if rule.when is None:
+        return
+    for option in offer.feature.options:
+        for choice in option.choices if option.name in demand.option_keys else ():
+            changed = {**options, option.name: choice}
+            if rule.when.judge(facts, changed, offer.tables).state == "unmet":
+                yield from set_option(option.name, choice, demand, offer)
 
 
 def effects_of(judged: Judged) -> frozenset[str]:
     """The names of a judged feature's declared effects."""
     return frozenset(cause.effect.name for cause in judged.subject.causes)
-
-

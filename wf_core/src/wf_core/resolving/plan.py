@@ -98,8 +98,8 @@ class Violation:
 @attrs.frozen
 class PlannedFeature:
     """One feature of a plan with its validated options. ``conditions`` are all that it was judged by, each to be judged
-    again; ``pending`` are those of them whose facts were not known. ``not_activatable`` is the reason why the feature is
-    judged only and cannot run, "" when it can.
+    again; ``pending`` are those of them whose facts were not known. ``not_activatable`` says why the feature can be
+    judged and cannot run, "" when it can.
     """
 
     plugin: str

@@ -27,8 +27,8 @@ Problem = Violation
 class Demand:
     """One feature that the request asks for, with the options that were given.
 
-    ``keys`` are the request's keys that ask for it, ``option_keys`` says which key gave an option. A shared name
-    (``group``, such as ``auto``) leaves a choice among several ``candidates``.
+    ``keys`` are the request's keys that ask for it, ``option_keys`` says which key gave an option, ``typed`` are all of
+    them as they were typed. A shared name (``group``, such as ``auto``) leaves a choice among several ``candidates``.
     """
 
     candidates: tuple[Offer, ...]
@@ -36,6 +36,7 @@ class Demand:
     keys: tuple[str, ...] = ()
     option_keys: FrozenMap = EMPTY
     group: str = ""
+    typed: tuple[str, ...] = ()
 
     @property
     def offer(self) -> Offer:
@@ -83,9 +84,11 @@ class _Parser:
         self.family = family
         self.problems: list[Problem] = []
         self.demands: dict[tuple[str, str], Demand] = {}
+        self.typed: dict[str, str] = {}
 
     def parse(self, request: Mapping[str, Any]) -> ParsedRequest:
         asked, clashes = gather(request, lambda key: self.catalog.canonical(key, self.family))
+        self.typed = {item.key: ", ".join(f"{k}={show(v)}" for k, v in item.pairs()) for item in asked}
         for key, shown in clashes:
             self._problem("WF-R004", f"{key} is given twice with different values: {shown}.", (key,))
         host_keys = {name: freeze(key.option.default) for name, key in self.catalog.host_keys.items()}
@@ -106,7 +109,9 @@ class _Parser:
         for name in item.nested:
             self._problem("WF-R006", f"{item.key} has no option {name!r}.", (item.key, name))
         if key.only_with and all(other.key != key.only_with for other in asked):
-            reason = f"{item.key} says something about {key.only_with}, which is not given, so that it would be ignored."
+            reason = (
+                f"{item.key} belongs to {key.only_with}, which is not given, so that it would be ignored."
+            )
             self._problem("WF-R005", reason, (item.key, key.only_with))
         try:
             return key.option.convert(item.value, item.key)
@@ -154,8 +159,12 @@ class _Parser:
         names = ", ".join(offer.feature.name for offer in choice.offers)
         for name in choice.options:
             reason = f"{item.key}={choice.group} chooses among {names} and takes no option {name!r}."
-            self._problem("WF-R006", reason, (item.key, choice.group, name), "Name the feature that is meant.")
-        self.demands[item.key, choice.group] = Demand(choice.offers, keys=(item.key,), group=choice.group)
+            self._problem(
+                "WF-R006", reason, (item.key, choice.group, name), "Name the feature that is meant."
+            )
+        self.demands[item.key, choice.group] = Demand(
+            choice.offers, keys=(item.key,), group=choice.group, typed=(self.typed[item.key],)
+        )
 
     def _demand(self, key: str, offer: Offer, options: Mapping[str, Any], *, turns_on: bool = True) -> None:
         converted = self._convert(key, offer, options)
@@ -171,7 +180,11 @@ class _Parser:
                 self._problem("WF-R004", reason, both)
         option_keys = {**before.option_keys, **dict.fromkeys(converted, key)}
         self.demands[place] = Demand(
-            (offer,), FrozenMap({**before.options, **converted}), keys, FrozenMap(option_keys)
+            (offer,),
+            FrozenMap({**before.options, **converted}),
+            keys,
+            FrozenMap(option_keys),
+            typed=(*before.typed, self.typed[key]),
         )
 
     def _convert(self, key: str, offer: Offer, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +212,9 @@ class _Parser:
         feature, keys = choice.offer.feature.name, choice.offer.keys()
         reason = f"{item.key} is an option of {feature}, which is not asked for, so that it would be ignored."
         fix = f"Ask for it with {' or '.join(keys) or feature}, or leave out {item.key}."
-        example = tuple((key, value) for key, value in choice.offer.feature.example.items() if key != item.key)
+        example = tuple(
+            (key, value) for key, value in choice.offer.feature.example.items() if key != item.key
+        )
         self._problem("WF-R005", reason, (item.key, *keys, feature), fix, (Change(set=example),))
 
     def _unknown_key(self, item: Asked) -> None:

@@ -67,7 +67,8 @@ def _selected(
 ) -> Choice:
     if name.strip().lower() in selector.ambiguous:
         candidates = selector.ambiguous[name.strip().lower()]
-        reason = f"{key}={name} is ambiguous: different projects call different techniques so; say which of {', '.join(candidates)} is meant."
+        several = ", ".join(candidates)
+        reason = f"{key}={name} is ambiguous, projects call different techniques so: say which of {several} is meant."
         changes = tuple(_with_name(key, selector, other, options) for other in candidates)
         return _problem("WF-R010", reason, key, name, *candidates, changes=changes)
     offers = catalog.selected(key, name, family)

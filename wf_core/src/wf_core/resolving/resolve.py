@@ -50,6 +50,12 @@ def refusal(request: Mapping[str, Any], decision: Decision, facts: Facts, catalo
     return Refusal(decision.parsed.request, decision.violations, advice.fixes, advice.nearest)
 
 
+def rejudge_rules(plan: Plan, facts: Facts, catalog: Catalog) -> tuple[Violation, ...]:
+    """What the rules between features say now: effects may depend on facts that were others when the plan was made."""
+    decision = decide(plan.request_dict(), facts, catalog)
+    return () if decision.legal else decision.violations
+
+
 def rejudge(plan: Plan, facts: Facts, *, final: bool = False) -> tuple[Violation, ...]:
     """What the facts now decide against a plan: its family, and every condition of the family and of the features.
 
@@ -67,6 +73,13 @@ def rejudge(plan: Plan, facts: Facts, *, final: bool = False) -> tuple[Violation
         options = feature.options_dict()
         found += against(feature.conditions, facts, options, partial(_always, names), CONDITION, final=final)
     return tuple(found)
+
+
+def refuse(plan: Plan, violations: Iterable[Violation]) -> None:
+    """Raises ``Refused`` with every violation that forbids; does nothing if there is none."""
+    forbidden = tuple(violation for violation in violations if violation.level == "forbid")
+    if forbidden:
+        raise Refused(Refusal(plan.request, forbidden))
 
 
 def not_activatable(plan: Plan) -> Iterable[Violation]:

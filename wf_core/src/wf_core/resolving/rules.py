@@ -20,7 +20,7 @@ from wf_core.manifests.effects import Effect, vocabulary
 from wf_core.manifests.manifest import read_rule
 from wf_core.manifests.toml_reader import Table
 from wf_core.manifests.vocabulary import is_inside
-from wf_core.resolving.plan import Chain, Violation
+from wf_core.resolving.plan import Chain, Change, Violation
 
 # An effect that occupies this many ranks or fewer is as good as none.
 ONE = 1
@@ -30,15 +30,16 @@ TRAINING_SAFE = "training-safe"
 
 @attrs.frozen
 class Cause:
-    """An effect of a feature, and the request's keys that give it its options."""
+    """An effect of a feature, the request's keys that give it its options, and changes after which it is not there."""
 
     effect: Effect
     keys: tuple[str, ...] = ()
+    ways_out: tuple[Change, ...] = ()
 
 
 @attrs.frozen(slots=False)
 class Subject:
-    """One feature as the rules see it. ``names`` are given in a refusal, ``asked`` shows its keys as they were typed."""
+    """One feature as the rules see it. ``names`` are given in a refusal, ``asked`` are its keys as they were typed."""
 
     feature: str
     names: tuple[str, ...]
@@ -144,7 +145,10 @@ def _pair(rule: Rule, left: Subject, right: Subject) -> tuple[Violation, ...]:
     involves = (*left.named(met[0]), *right.named(met[1]), *rule.involves)
     fix = f"Leave out {left.feature} or {right.feature}." if rule.level == "forbid" else ""
     chains = (left.chain(met[0]), right.chain(met[1]))
-    return (Violation(rule.code, rule.level, rule.reason, tuple(dict.fromkeys(involves)), fix, chains),)
+    repairs = (*met[0].ways_out, *met[1].ways_out)
+    return (
+        Violation(rule.code, rule.level, rule.reason, tuple(dict.fromkeys(involves)), fix, chains, repairs),
+    )
 
 
 def judge_aggregates(subjects: Sequence[Subject], rules: Iterable[Rule], facts: Facts) -> Iterator[Violation]:
@@ -168,7 +172,18 @@ def judge_aggregates(subjects: Sequence[Subject], rules: Iterable[Rule], facts: 
                 verdict.reason.replace("{total}", str(total)),
                 tuple(dict.fromkeys((*names, *rule.involves))),
                 chains=tuple(subject.chain(cause) for subject, cause in having),
+                repairs=tuple(_fitting(rule, facts, [cause for _, cause in having])),
             )
+
+
+def _fitting(rule: Rule, facts: Facts, causes: Sequence[Cause]) -> Iterator[Change]:
+    """The number of each feature with which a product would be what it is compared with."""
+    assert rule.needs is not None
+    wanted = facts.get(next(rule.needs.refs()).name)
+    for cause in causes if rule.aggregate == "product" and isinstance(wanted, int) else ():
+        others = math.prod(int(other.effect.numbers[0]) for other in causes if other is not cause)
+        if cause.keys and wanted % others == 0 and wanted // others > ONE:
+            yield Change(set=((cause.keys[0], wanted // others),))
 
 
 def _totals(aggregate: str, numbers: list[int]) -> list[int]:

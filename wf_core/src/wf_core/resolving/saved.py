@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wf_core.errors import BadInput
-from wf_core.manifests.conditions import Condition
-from wf_core.manifests.declarations import EvidenceDecl
+from wf_core.manifests.conditions import Condition, Tables
+from wf_core.manifests.declarations import EvidenceDecl, FeatureDecl
 from wf_core.plugins.catalog import Catalog
 from wf_core.resolving.plan import SCHEMA, Plan, PlannedFeature, Violation
 from wf_core.values import FrozenMap, freeze
+
+OTHER_PLUGINS = "WF-F004"
+_SAME = ("kind", "tier", "tolerance", "experimental", "seams", "stage", "before", "after", "slot", "evidence")
 
 
 def plan_from_json(data: Any) -> Plan:
@@ -24,7 +27,9 @@ def plan_from_json(data: Any) -> Plan:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"not a complete plan: {type(error).__name__}: {error}") from None
     if plan.hash != data["hash"]:
-        raise BadInput(f"the plan says the hash {data['hash']}, its contents have {plan.hash}: it was changed")
+        raise BadInput(
+            f"the plan says the hash {data['hash']}, its contents have {plan.hash}: it was changed"
+        )
     return plan
 
 
@@ -49,8 +54,8 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 
 def _feature(data: Mapping[str, Any]) -> PlannedFeature:
     conditions, pending = _conditions(data)
-    texts = {name: tuple(data[name]) for name in ("seams", "before", "after", "effects")}
-    plain = {
+    texts: dict[str, Any] = {name: tuple(data[name]) for name in ("seams", "before", "after", "effects")}
+    plain: dict[str, Any] = {
         name: data[name]
         for name in ("plugin", "name", "kind", "tier", "tolerance", "experimental", "stage", "slot", "switch")
     }
@@ -79,41 +84,59 @@ def _evidence(text: str) -> EvidenceDecl:
     counter, operator, value = text.split()
     if operator == ">=":
         return EvidenceDecl(counter, at_least=int(value))
-    return EvidenceDecl(counter, equals=int(value)) if value.isdigit() else EvidenceDecl(counter, equals_counter=value)
+    return (
+        EvidenceDecl(counter, equals=int(value))
+        if value.isdigit()
+        else EvidenceDecl(counter, equals_counter=value)
+    )
 
 
-def changed_since(plan: Plan, catalog: Catalog) -> Iterable[str]:
-    """What the installed plugins say otherwise than the plan: one sentence for each difference."""
+def changed_since(plan: Plan, catalog: Catalog) -> tuple[Violation, ...]:
+    """What the installed plugins say otherwise than the plan."""
+    return tuple(
+        Violation(OTHER_PLUGINS, "forbid", f"{reason}; resolve the request again.", (plugin,))
+        for plugin, reason in _changes(plan, catalog)
+    )
+
+
+def _changes(plan: Plan, catalog: Catalog) -> Iterable[tuple[str, str]]:
     installed = {record.name: record for record in catalog.records if record.state == "available"}
     for name, version in plan.versions:
         record = installed.get(name)
         if record is None:
-            yield f"the plan needs the plugin {name} {version}, which is not installed or cannot be used"
+            yield (
+                name,
+                f"the plan needs the plugin {name} {version}, which is not installed or cannot be used",
+            )
         elif record.version != version:
-            yield f"the plan was made with {name} {version}, installed is {record.version}"
+            yield name, f"the plan was made with {name} {version}, installed is {record.version}"
     named = {name for name, _ in plan.versions}
     for feature in plan.features:
         record = installed.get(feature.plugin)
         manifest = record.manifest if record is not None else None
         if feature.plugin not in named:
-            yield f"the plan does not say which version of {feature.plugin} it was made with"
+            yield feature.plugin, f"the plan does not say which version of {feature.plugin} it was made with"
         elif manifest is not None:
-            yield from _differences(feature, manifest.feature(feature.name))
+            declared = manifest.feature(feature.name)
+            yield from (
+                (feature.plugin, reason) for reason in _differences(feature, declared, manifest.tables)
+            )
 
 
-def _differences(feature: PlannedFeature, declared: Any) -> Iterable[str]:
+def _differences(feature: PlannedFeature, declared: FeatureDecl | None, tables: Tables) -> Iterable[str]:
     if declared is None:
         yield f"{feature.plugin} has no feature {feature.name} any more"
         return
-    same = ("kind", "tier", "tolerance", "experimental", "seams", "stage", "before", "after", "slot", "evidence")
-    for name in same:
+    for name in _SAME:
         if getattr(feature, name) != getattr(declared, name):
-            yield f"{name} of {feature.name} is not what {feature.plugin} declares"
-    reasons = {condition.reason for condition in feature.conditions}
-    lacking = [condition for condition in declared.conditions if condition.reason not in reasons]
+            yield f"the plan's {name} of {feature.name} is not what {feature.plugin} declares"
+    lacking = [c for c in declared.conditions if c.bind(tables) not in feature.conditions]
     if lacking:
-        yield f"{feature.name} has a condition that the plan does not check: {lacking[0].reason}"
+        yield f"the plan does not check a condition of {feature.name}: {lacking[0].reason}"
     if {option.name for option in declared.options} != {name for name, _ in feature.options}:
-        yield f"the options of {feature.name} are not those that {feature.plugin} declares"
-
-
+        yield f"the plan's options of {feature.name} are not those that {feature.plugin} declares"
+        return
+    for option in declared.options:
+        value = dict(feature.options)[option.name]
+        if value is not None and option.convert(value, option.name) != value:
+            yield f"the plan's {option.name} of {feature.name} is no value of that option"

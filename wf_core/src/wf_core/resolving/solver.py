@@ -16,8 +16,10 @@ Lazy = Callable[[Model], Clause | None]
 """Looks at a model and gives a clause that it breaks, or None: for constraints that are too many to write down."""
 
 
-def satisfiable(clauses: Iterable[Clause], assumed: Iterable[Literal] = (), lazy: Lazy | None = None) -> Model | None:
-    """One assignment of every variable under which all clauses hold, or None. Variables are left false where possible."""
+def satisfiable(
+    clauses: Iterable[Clause], assumed: Iterable[Literal] = (), lazy: Lazy | None = None
+) -> Model | None:
+    """One assignment of every variable under which all clauses hold, or None. Variables are false where possible."""
     solver = _Solver(clauses)
     while True:
         model = solver.solve(tuple(assumed))
@@ -28,7 +30,10 @@ def satisfiable(clauses: Iterable[Clause], assumed: Iterable[Literal] = (), lazy
 
 
 def prefer(
-    clauses: Iterable[Clause], order: Sequence[Literal], assumed: Iterable[Literal] = (), lazy: Lazy | None = None
+    clauses: Iterable[Clause],
+    order: Sequence[Literal],
+    assumed: Iterable[Literal] = (),
+    lazy: Lazy | None = None,
 ) -> Model | None:
     """The assignment that holds the literals of ``order`` where possible, an earlier one before all later ones."""
     clauses, held = tuple(clauses), list(assumed)
@@ -43,7 +48,9 @@ def prefer(
     return best
 
 
-def explain(hard: Sequence[Clause], soft: Sequence[Clause], lazy: Lazy | None = None) -> tuple[int, ...] | None:
+def explain(
+    hard: Sequence[Clause], soft: Sequence[Clause], lazy: Lazy | None = None
+) -> tuple[int, ...] | None:
     """The indices of a minimal set of ``soft`` clauses that cannot hold together beside ``hard``; None if all can.
 
     QuickXplain (Junker, AAAI 2004): of several minimal sets the one whose members stand earliest is found. Empty when
@@ -123,7 +130,9 @@ class _Solver:
         if not self._assign([*self.units, *assumed], held, []):
             return None
         order = sorted(self.variables - set(held))
-        trail: list[tuple[int, list[int], bool]] = []  # a decision, what it assigned, and whether it was false first
+        trail: list[
+            tuple[int, list[int], bool]
+        ] = []  # a decision, what it assigned, and whether it was false first
         at = 0
         while at < len(order):
             variable = order[at]

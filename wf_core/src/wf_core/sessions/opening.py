@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from wf_core.errors import Ineligible, PluginFault, Refused
+from wf_core.errors import Ineligible, PluginFault
 from wf_core.hookspecs import HOOK_OF_KIND
 from wf_core.isolation.copying import copy_module, copy_pipeline
 from wf_core.kinds.counters import FeatureCounters
 from wf_core.kinds.techniques import Technique
 from wf_core.model.seams import SEAMS, Handler, Seams, Site
 from wf_core.model.wiring import Wiring
-from wf_core.resolving.plan import Refusal, Violation
+from wf_core.resolving.plan import Violation
+from wf_core.resolving.resolve import refuse
 from wf_core.sessions.blame import ask, attribute, each, plugin_of
 
 if TYPE_CHECKING:
@@ -145,8 +146,7 @@ def refuse_unavailable(plan: Plan, unavailable: Mapping[str, str], seams: Seams)
         for seam, reason in unavailable.items()
         if seams.claimed(seam)
     ]
-    if violations:
-        raise Refused(Refusal(request=plan.request, violations=tuple(violations), suggestions=()))
+    refuse(plan, violations)
 
 
 def refuse_unattached(plan: Plan, techniques: Mapping[str, Technique], seams: Seams) -> None:
@@ -162,8 +162,7 @@ def refuse_unattached(plan: Plan, techniques: Mapping[str, Technique], seams: Se
         for name, technique in techniques.items()
         if technique.handlers() and not seams.attached(name)
     ]
-    if violations:
-        raise Refused(Refusal(request=plan.request, violations=tuple(violations), suggestions=()))
+    refuse(plan, violations)
 
 
 def close_all(techniques: Mapping[str, Technique]) -> list[tuple[str, Exception]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wf_core.errors import Refused
 from wf_core.kinds.runview import RunView
-from wf_core.resolving.plan import Refusal, Violation
-from wf_core.resolving.resolve import rejudge
+from wf_core.resolving.plan import Violation
+from wf_core.resolving.resolve import refuse, rejudge
 from wf_core.sessions.blame import ask, attribute, each, fault_of
 from wf_core.sessions.memory import held_bytes, peak_bytes, reset_peak
 from wf_core.sessions.report import Report, run_report
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from wf_core.model.family import CallPlan
     from wf_core.resolving.plan import Plan
     from wf_core.sessions.opening import Opened
-
-
-def refuse(plan: Plan, violations: Sequence[Violation]) -> None:
-    """Raise ``Refused`` with every violation that forbids; do nothing if there is none."""
-    forbidden = tuple(violation for violation in violations if violation.level == "forbid")
-    if forbidden:
-        raise Refused(Refusal(request=plan.request, violations=forbidden, suggestions=()))
 
 
 class Runner:

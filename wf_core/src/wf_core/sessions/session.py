@@ -16,13 +16,14 @@ from wf_core.facts.run import run_facts
 from wf_core.isolation.guard import process_global
 from wf_core.isolation.witness import Witness
 from wf_core.model.family import CallPlan, Schedule
-from wf_core.resolving.resolve import rejudge
+from wf_core.resolving.resolve import not_activatable, refuse, rejudge, rejudge_rules
+from wf_core.resolving.saved import changed_since
 from wf_core.sessions import driver, open_sessions
 from wf_core.sessions.blame import ask, fault_of, plugin_of
 from wf_core.sessions.memory import held_bytes
 from wf_core.sessions.opening import Opened, close_all, open_copy
 from wf_core.sessions.report import Report, pending_report
-from wf_core.sessions.runner import Runner, refuse
+from wf_core.sessions.runner import Runner
 
 if TYPE_CHECKING:
     from wf_core.host import Host
@@ -74,7 +75,9 @@ class Session:
     ) -> None:
         keys = {f"request.{key}": value for key, value in self.plan.host_keys_dict().items()}
         known = self._host.facts(base).with_(keys, source="request").with_(facts, source="the caller")
+        refuse(self.plan, (*changed_since(self.plan, self._host.catalog), *not_activatable(self.plan)))
         refuse(self.plan, rejudge(self.plan, known))
+        refuse(self.plan, rejudge_rules(self.plan, known, self._host.catalog))
         self._witness: Witness | None = Witness(base, contents=contents)
         self._settings = ExitStack()
         try:
