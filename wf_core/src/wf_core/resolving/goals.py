@@ -30,7 +30,7 @@ def with_goal(request: Mapping[str, Any], decision: Decision, facts: Facts, cata
     goal = decision.parsed.host_keys.get("goal", "none")
     if decision.plan is None or goal == "none":
         return decision
-    request = dict(request)
+    asked, request = decision, dict(request)
     family = facts.get("model.family") or ""
     chosen: list[str] = []
     for offer, declared in _offered(goal, catalog):
@@ -45,7 +45,7 @@ def with_goal(request: Mapping[str, Any], decision: Decision, facts: Facts, cata
     assert decision.plan is not None
     over = _over_budget(decision.plan, facts)
     if over is not None:
-        return attrs.evolve(decision, violations=(*decision.violations, over), plan=None)
+        return attrs.evolve(asked, violations=(*asked.violations, over), plan=None)
     return attrs.evolve(decision, plan=attrs.evolve(decision.plan, chosen=tuple(chosen)))
 
 

@@ -212,10 +212,12 @@ class _Parser:
         feature, keys = choice.offer.feature.name, choice.offer.keys()
         reason = f"{item.key} is an option of {feature}, which is not asked for, so that it would be ignored."
         fix = f"Ask for it with {' or '.join(keys) or feature}, or leave out {item.key}."
-        example = tuple(
-            (key, value) for key, value in choice.offer.feature.example.items() if key != item.key
-        )
-        self._problem("WF-R005", reason, (item.key, *keys, feature), fix, (Change(set=example),))
+        self._problem("WF-R005", reason, (item.key, *keys, feature), fix, self._asking_for(choice.offer, item.key))
+
+    def _asking_for(self, offer: Offer, key: str) -> tuple[Change, ...]:
+        """The feature's own example; not where it names a file, of which nobody knows but the user."""
+        example = tuple(pair for pair in offer.feature.example.items() if pair[0] != key)
+        return () if offer.feature.files or not example else (Change(set=example),)
 
     def _unknown_key(self, item: Asked) -> None:
         distribution = distribution_of(item.key)

@@ -32,10 +32,15 @@ def resolve(
     ``run`` is what is known of the call already: ``height``, ``num_frames``, ``num_inference_steps`` and so on.
     """
     facts = facts.merged(run_facts(run))
-    decision = with_goal(request, decide(request, facts, catalog), facts, catalog)
+    decision = decide_with_goal(request, facts, catalog)
     if decision.plan is None:
         raise Refused(refusal(request, decision, facts, catalog))
     return decision.plan
+
+
+def decide_with_goal(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decision:
+    """The decision about a request and about what its goal adds."""
+    return with_goal(request, decide(request, facts, catalog), facts, catalog)
 
 
 def refusal(request: Mapping[str, Any], decision: Decision, facts: Facts, catalog: Catalog) -> Refusal:
@@ -44,7 +49,7 @@ def refusal(request: Mapping[str, Any], decision: Decision, facts: Facts, catalo
     advice = advise(
         request,
         decision.violations,
-        lambda changed: decide(changed, facts, catalog),
+        lambda changed: decide_with_goal(changed, facts, catalog),
         lambda key: catalog.canonical(key, family),
     )
     return Refusal(decision.parsed.request, decision.violations, advice.fixes, advice.nearest)
