@@ -30,4 +30,14 @@ def test_each_value_names_one_feature():
         value for feature in FEATURES.values() for select in feature["select"] for value in select["values"]
     ]
     assert sorted(values) == sorted(set(values))
-    assert {"sdpa", "torch", "auto", "cudnn", "efficient", "math", "torch_flash", "flex"} == set(values)
+    assert {"sdpa", "torch", "cudnn", "efficient", "math", "torch_flash", "flex"} == set(values)
+
+
+def test_auto_may_choose_what_keeps_the_result_and_prefers_torchs_own_choice():
+    order = {
+        name: select["order"]
+        for name, feature in FEATURES.items()
+        for select in feature["select"]
+        if "auto" in select.get("groups", ())
+    }
+    assert sorted(order, key=order.get) == ["sdpa", "cudnn"]

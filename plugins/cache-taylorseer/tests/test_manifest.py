@@ -38,12 +38,12 @@ def test_the_whole_stack_has_a_key_of_its_own_and_the_blocks_are_selected(manife
 
 def test_one_step_in_four_is_computed_by_default(manifest):
     assert manifest.feature("taylorseer").option("interval").default == 4
-    assert manifest.feature("blocktaylorseer").option("pattern").default == (1, 0, 0, 0)
+    assert manifest.feature("blocktaylorseer").option("pattern").default == (True, False, False, False)
 
 
 def test_a_pattern_needs_a_computed_step(manifest):
     assert unmet(manifest, "blocktaylorseer", {}) == []
-    assert unmet(manifest, "blocktaylorseer", {"pattern": (0, 0)}) == ["WF-K030"]
+    assert unmet(manifest, "blocktaylorseer", {"pattern": (False, False)}) == ["WF-K030"]
 
 
 def test_both_fill_the_one_place_of_a_cache_and_are_equal_on_all_ranks(manifest):

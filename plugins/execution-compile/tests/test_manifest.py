@@ -61,7 +61,10 @@ def test_what_a_mode_does_to_a_graph_around_it(manifest, options, more):
 def test_the_mode_beside_a_captured_graph(manifest):
     option = manifest.feature("compile").option("mode")
     assert option.default is None
-    assert option.default_with == (("captures-graph", "max-autotune-no-cudagraphs"),)
+    beside_a_graph = frozenset({"captures-graph"})
+    assert option.default_beside(beside_a_graph) == "max-autotune-no-cudagraphs"
+    assert option.default_beside(beside_a_graph, ("backend", "options")) is None
+    assert option.default_beside(frozenset({"compiles"})) is None
 
 
 def test_mode_and_options_exclude_each_other(manifest):

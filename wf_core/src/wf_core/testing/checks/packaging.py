@@ -1,0 +1,91 @@
+"""Checks of the plugin as a package: how it is imported, what it implements, and that it works alone."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+from wf_core.hookspecs import HOOK_OF_KIND
+from wf_core.manifests.vocabulary import MODEL_KINDS
+from wf_core.testing.cases import FeatureCase, PluginCase
+from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
+from wf_core.testing.child import run_children, task
+
+HEAVY = ("torch", "diffusers", "transformers", "numpy")
+_LOOK = (
+    "import importlib, sys\n"
+    "from wf_core.isolation.guard import ProcessState\n"
+    "before = ProcessState.capture()\n"
+    f"had = [name for name in {HEAVY!r} if name in sys.modules]\n"
+    "importlib.import_module(sys.argv[1])\n"
+    f"print([name for name in {HEAVY!r} if name in sys.modules and name not in had])\n"
+    "print(before.diff(ProcessState.capture()))\n"
+)
+
+
+@check("plugin")
+def importing_it_is_cheap_and_changes_nothing(case: PluginCase) -> None:
+    """Importing the top-level package loads no torch and changes nothing in the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK, case.record.module], capture_output=True, text=True, timeout=120
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Nonconformity(f"importing {case.record.module} fails: {last}.")
+    loaded, changed = done.stdout.strip().splitlines()[-2:]
+    if loaded != "[]":
+        raise Nonconformity(
+            f"importing {case.record.module} loads {loaded.strip('[]')}: import it inside the hook, so that programs "
+            "that only look at the plugin stay fast."
+        )
+    if changed != "[]":
+        raise Nonconformity(f"importing {case.record.module} changes the process: {changed.strip('[]')}.")
+
+
+@check("plugin")
+def every_hook_is_implemented(case: PluginCase) -> None:
+    """For the kind of each feature (and of the plugin) there is the hook, marked with hookimpl."""
+    module = importlib.import_module(case.record.module)
+    kinds = {feature.kind for feature in case.manifest.features if not feature.state}
+    if case.manifest.kind == "model-family":
+        kinds.add("model-family")
+    if any(not (model.path or model.profile or model.remote) for model in case.manifest.models):
+        kinds.add("model-source")
+    for kind in sorted(kinds):
+        hook = HOOK_OF_KIND[kind]
+        if not hasattr(getattr(module, hook, None), "wf_impl"):
+            raise Nonconformity(
+                f"{case.record.module} has no function {hook} marked with wf_core.api.hookimpl, which the kind {kind} "
+                "needs."
+            )
+
+
+@check("plugin")
+def it_works_alone_with_wf_core(case: PluginCase) -> None:
+    """In a process where no other plugin but a model family can be imported, each feature runs and takes effect."""
+    if case.manifest.kind in MODEL_KINDS:
+        raise NotApplicable("it is a model, which other checks run")
+    groups: dict[str, list[FeatureCase]] = {}
+    for feature in case.manifest.features:
+        if not feature.state:
+            own = FeatureCase(case.record, case.beside, feature=feature, trials=case.trials)
+            if own.runs_here:
+                groups.setdefault(own.family.module, []).append(own)
+    for family, cases in groups.items():
+        first = cases[0]
+        assert first.family.manifest is not None and first.family.manifest.family is not None
+        told = task(
+            (case.record.module, family),
+            first.family.manifest.family.trial,
+            [own.request for own in cases],
+            {},
+        )
+        answer = run_children([told])[0]
+        if "error" in answer:
+            raise Nonconformity(f"alone with wf-core and {family} it fails: {answer['error']}.")
+        missing = [own.feature.name for own in cases if answer["states"].get(own.feature.name) != "effective"]
+        if missing:
+            raise Nonconformity(
+                f"alone with wf-core and {family} these are not effective: {', '.join(missing)}."
+            )

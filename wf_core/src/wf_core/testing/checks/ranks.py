@@ -1,0 +1,53 @@
+"""Checks on two processes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from wf_core.testing.cases import FeatureCase
+from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
+from wf_core.testing.child import run_children, task
+
+RANKS = 2
+UNIFORM = "rank-uniform-decision"
+
+
+@check("feature")
+def ranks_decide_alike(case: FeatureCase) -> None:
+    """A feature that declares rank-uniform-decision computes and skips alike on two processes with other values."""
+    if all(rule.effect.name != UNIFORM for rule in case.feature.effects):
+        raise NotApplicable(f"it does not declare {UNIFORM}")
+    assert case.family.manifest is not None and case.family.manifest.family is not None
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = str(Path(folder) / "meeting")
+        tasks = [
+            task(
+                (case.record.module, case.family.module),
+                case.family.manifest.family.trial,
+                [case.request],
+                case.changes,
+                rank=rank,
+                world=RANKS,
+                meeting=meeting,
+                seed=100 + rank,
+            )
+            for rank in range(RANKS)
+        ]
+        answers = run_children(tasks)
+    for answer in answers:
+        if "error" in answer:
+            raise Nonconformity(f"on two processes it fails: {answer['error']}.")
+    one, other = (answer["calls"] for answer in answers)
+    if one != other:
+        at = next(
+            (index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), -1
+        )
+        raise Nonconformity(
+            f"two ranks with different values decide differently, first at call {at + 1}: the decision looks at "
+            "values. Decide from the schedule, or declare rank-local-decision."
+        )
+    if all(went_on for _, went_on in one):
+        raise Nonconformity(
+            "on two processes nothing was skipped, so that nothing was decided: correct the trial."
+        )
