@@ -4,7 +4,7 @@
 #   make demo      a clip, a contact sheet and a report in demo/
 #   make test      lint, then every test; JOBS=4 for more cores, PYTEST='-m "not slow"' to pass options on
 #   make lint      ruff, mypy --strict on the core, import contracts
-#   make docs      the generated pages in docs/
+#   make docs      what is generated from the manifests: pages in docs/, and the core's table of known switches
 #   make bench     measurements, each beside its peer; BENCH=docs/bench keeps them as JSON
 #   make setup     only the environment
 #   make clean     everything that these targets wrote
@@ -46,7 +46,7 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
 bench: $(STAMP)
-	for name in session attention cli; do \
+	for name in session attention cli resolve; do \
 	  $(BIN)/python tests/bench/bench_$$name.py $(if $(BENCH),--json $(BENCH)/$$name.json) || exit 1; \
 	done
 

@@ -49,7 +49,7 @@ def run(checkpoint, cwd, *more, model=None, out="out/clip.mp4", env=None):
 
 CASES = {
     "unknown key": (["-s", "feature_cash=teacache"], ["feature_cash", "feature_cache"]),
-    "unknown key of a known plugin": (["-s", "magcache=true"], ["magcache", "wf-plugin-cache-magcache"]),
+    "no ratios of the model": (["-s", "magcache=true"], ["magcache", "ratios", "tiny"]),
     "the key of another family": (["-s", "vae_tiling=true"], ["vae_tiling", "vae_spatial_tiling"]),
     "wrong type": (["-s", "vae_temporal_chunk_size=many"], ["vae_temporal_chunk_size", "many"]),
     "boolean for a number": (["-s", "vae_temporal_chunk_size=true"], ["vae_temporal_chunk_size"]),
@@ -171,5 +171,5 @@ def test_a_base_with_cpu_offload_is_refused(host):
 
 
 def test_a_model_of_no_installed_family_is_refused_by_name(host):
-    with pytest.raises(Refused, match="HunyuanVideoTransformer3DModel"):
-        host.session(models.hy(), {"attention_backend": "sdpa"})
+    with pytest.raises(Refused, match="WF-M002 .* the model family of LTXVideoTransformer3DModel"):
+        host.session(models.ltx(), {"attention_backend": "sdpa"})

@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from wf_core import Host, Plan, Refused
+from wf_core.resolving.resolve import resolve
 
 FOLDER = Path(__file__).parent / "legality"
 CASES = json.loads((FOLDER / "cases.json").read_text())["cases"]
@@ -69,6 +71,33 @@ TWINS = [cell for cell in CELLS if "without" in cell or "instead" in cell]
 def test_the_same_request_without_what_offends_is_legal(cell: dict[str, Any]) -> None:
     request = {key: value for key, value in cell["request"].items() if key not in cell.get("without", ())}
     judge(cell, {**request, **cell.get("instead", {})}, cell.get("run", {}))
+
+
+CACHE_OF_ONE_MIND = {
+    "teacache": {"teacache": True},
+    "magcache": {"magcache": True},
+    "taylorseer": {"taylorseer": True},
+    "blocktaylorseer": {"feature_cache": "blocktaylorseer"},
+    "custom": {"feature_cache": "custom"},
+}
+SPREAD = {"sp_degree": {"sp_degree": 2}, "cfg_parallel": {"cfg_parallel": 2}}
+UNTESTED = [
+    *((f"{name}-{key}", {**own, **spread}) for name, own in CACHE_OF_ONE_MIND.items() for key, spread in SPREAD.items()),
+    ("cfg-gate-sp_degree", {"cfg_gate_step": 0.5, "sp_degree": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", [request for _, request in UNTESTED], ids=[name for name, _ in UNTESTED])
+def test_what_decides_alike_on_all_ranks_is_legal_with_a_warning(request_: dict[str, Any]) -> None:
+    row = {"model": "wan2.1-t2v-1.3b", "world": 2}
+    run = {"height": 480, "width": 832, "num_frames": 81}
+    plan = judge(row, request_, run)
+    assert [(warning.code, warning.level) for warning in plan.warnings] == [("WF-C031", "untested")]
+    assert {*request_} <= {*plan.warnings[0].involves}
+    with pytest.raises(Refused, match="WF-C031"):
+        strict = attrs.evolve(host().catalog, strict=True)
+        facts = host().facts(row["model"], run, device="h200", world=2)
+        resolve(request_, facts, strict)
 
 
 def test_ids_are_unique_and_every_cell_says_what_it_is_about() -> None:

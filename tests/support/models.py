@@ -13,6 +13,7 @@ from diffusers import (
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     HunyuanVideoTransformer3DModel,
+    LTXVideoTransformer3DModel,
     UniPCMultistepScheduler,
     WanImageToVideoPipeline,
     WanPipeline,
@@ -56,23 +57,39 @@ def w16(seed: int = 0, **changes: Any) -> WanTransformer3DModel:
     return w(seed, **{"in_channels": 16, "out_channels": 16, "num_layers": 3, **changes})
 
 
-def hy(seed: int = 0) -> HunyuanVideoTransformer3DModel:
+HY_CONFIG: dict[str, Any] = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_attention_heads": 2,
+    "attention_head_dim": 10,
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "num_refiner_layers": 1,
+    "patch_size": 1,
+    "patch_size_t": 1,
+    "text_embed_dim": 16,
+    "pooled_projection_dim": 8,
+    "rope_axes_dim": (2, 4, 4),
+    "guidance_embeds": True,
+}
+
+
+def hy(seed: int = 0, **changes: Any) -> HunyuanVideoTransformer3DModel:
+    return seeded(HunyuanVideoTransformer3DModel, seed, **{**HY_CONFIG, **changes})
+
+
+def ltx(seed: int = 0) -> LTXVideoTransformer3DModel:
+    """A video model of a family that no plugin provides."""
     return seeded(
-        HunyuanVideoTransformer3DModel,
+        LTXVideoTransformer3DModel,
         seed,
         in_channels=4,
         out_channels=4,
         num_attention_heads=2,
-        attention_head_dim=10,
-        num_layers=2,
-        num_single_layers=2,
-        num_refiner_layers=1,
-        patch_size=1,
-        patch_size_t=1,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(2, 4, 4),
-        guidance_embeds=True,
+        attention_head_dim=8,
+        cross_attention_dim=16,
+        num_layers=1,
+        caption_channels=16,
     )
 
 

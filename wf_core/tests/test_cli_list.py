@@ -210,7 +210,7 @@ def test_resolve_a_directory(site: Site, wf: Any, toy_checkpoint: Path) -> None:
     answer = json.loads(result.stdout)
     assert answer["legal"] is True
     assert answer["plan"]["features"][0]["options"]["threshold"] == 0.5
-    assert set(answer) == {"schema", "legal", "plan", "unknown", "warnings"}
+    assert set(answer) == {"schema", "legal", "plan", "unknown", "warnings", "not_activatable"}
     assert (
         "good (feature-cache of cache-good)" in wf("resolve", str(toy_checkpoint), "-s", "good=true").stdout
     )

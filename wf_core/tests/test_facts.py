@@ -64,6 +64,7 @@ def test_a_checkpoint_directory(toy_checkpoint: Path, manifests: tuple[Manifest,
     values = {name: fact.value for name, fact in facts.items()}
     assert values == {
         "pipeline.class": "ToyPipeline",
+        "model.here": True,
         "model.id": "toy-1b",
         "model.family": "toy",
         "model.variant": "toy",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from wf_core import data
 from wf_core.manifests.declarations import EvidenceDecl, FactSource
 from wf_core.manifests.effects import BadEffect, Effect, vocabulary
 from wf_core.manifests.manifest import Manifest, ManifestError, NewerManifest
@@ -18,6 +19,7 @@ EVIDENCE = 'evidence = [{ counter = "calls", at_least = 1 }]\n'
 OPTION = '[[feature.option]]\nname = "o"\ntype = "int"\n'
 CONDITION = '[[feature.condition]]\nfact = "a"\nreason = "r"\n'
 RULE = '[[effect]]\nname = "melts"\ndoc = "d"\n[[rule]]\ncode = "A"\nlevel = "forbid"\nreason = "r"\n'
+PAIR = 'pair = ["melts", "captures-graph"]\n'
 FEATURE = f'[[feature]]\nname = "f"\ntier = "exact"\n{EVIDENCE}'
 
 
@@ -128,9 +130,30 @@ def test_a_plugin_may_bring_effects_and_rules_of_its_own(tmp_path: Path) -> None
         (HEAD + FEATURE + RULE + 'effect = "melts"\n', "needs = { fact"),
         (
             HEAD + FEATURE + RULE + 'effect = "melts"\nslot = "s"\nneeds = { fact = "a", eq = 1 }\n',
-            "or one effect",
+            "a slot, one effect, or when over facts",
         ),
         (HEAD + FEATURE + RULE + 'effect = "compiles"\nneeds = { fact = "a", eq = 1 }\n', "introduces"),
+        (HEAD + FEATURE + RULE + 'pair = ["melts", "captures-grap"]\n', "did you mean captures-graph"),
+        (HEAD + FEATURE + RULE + 'pair = ["melts", "drips"]\n', "unknown effect 'drips'; introduce it in"),
+        (
+            HEAD + FEATURE + RULE + 'effect = "drips"\nneeds = { fact = "a", eq = 1 }\n',
+            "unknown effect 'drips'",
+        ),
+        (HEAD + FEATURE + RULE.replace('reason = "r"\n', "") + PAIR, "rule number 1: reason is missing"),
+        (HEAD + FEATURE + RULE.replace('"r"', '" "') + PAIR, "reason must not be empty"),
+        (HEAD + FEATURE + RULE.replace("forbid", "warn") + PAIR, "unknown level 'warn'"),
+        (HEAD + FEATURE + RULE.replace('code = "A"\n', "") + PAIR, "code is missing"),
+        (
+            HEAD + FEATURE + RULE + PAIR + RULE.partition("[[rule]]")[2].join(("[[rule]]", PAIR)),
+            "'A' is declared twice",
+        ),
+        (
+            HEAD + FEATURE + OPTION + 'default_with = [{ effect = "drips", value = 1 }]\n',
+            "unknown effect 'drips'",
+        ),
+        (HEAD + FEATURE + 'effects = ["lossy"]\n', "'lossy' is given by the host"),
+        (HEAD + FEATURE + 'effects = ["not-for-training"]\n', "is given by the host"),
+        (HEAD + FEATURE + '[[effect]]\nname = "lossy"\ndoc = "d"\n', "a word of the host"),
         ("x = " + "9" * 5000 + "\n", "not valid TOML"),
         ("x = " + "[" * 5000 + "\n", "not valid TOML"),
         (HEAD + FEATURE + 'stagee = "cache"\n', "did you mean stage"),
@@ -207,4 +230,4 @@ def test_effects_parse_and_print_the_same() -> None:
 def test_vocabularies_have_no_doubles_and_say_what_they_mean() -> None:
     assert len(STAGES) == len(set(STAGES))
     assert all(word.doc.endswith(".") for word in vocabulary().values())
-    assert len(vocabulary()) == 27
+    assert len(vocabulary()) == len(data.table("effects")["effect"])

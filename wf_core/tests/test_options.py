@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wf_core.manifests.options import BadValue, OptionDecl
+from wf_core.manifests.options import BadValue, DefaultWith, OptionDecl
 from wf_core.values import FrozenMap
 
 
@@ -78,6 +78,32 @@ def test_refuses_in_one_line_that_names_the_key(option: OptionDecl, given: Any, 
     assert str(caught.value).startswith("cache.threshold: ")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+DTYPE = decl("choice", choices=("bfloat16", "float32"), spellings=FrozenMap({"bf16": "bfloat16"}))
+
+
+@pytest.mark.parametrize("given", ["bfloat16", "bf16", "BF16", " bf16 "])
+def test_a_spelling_stands_for_its_choice(given: str) -> None:
+    assert DTYPE.convert(given, "dtype") == "bfloat16"
+
+
+def test_a_spelling_is_no_choice_of_its_own() -> None:
+    assert DTYPE.describe_range() == "bfloat16 (bf16) | float32"
+    with pytest.raises(BadValue, match="expects one of bfloat16, float32; did you mean bf16, got bf61"):
+        DTYPE.convert("bf61", "dtype")
+    with pytest.raises(BadValue, match="expects one of bfloat16, float32, got true"):
+        DTYPE.convert(True, "dtype")
+
+
+def test_a_default_beside_an_effect_stands_back_where_one_of_its_options_is_given() -> None:
+    beside = (DefaultWith("melts", "b", unless=("other",)), DefaultWith("drips", "c"))
+    option = decl("str", default="a", default_with=beside)
+    assert option.default_beside(frozenset()) == "a"
+    assert option.default_beside(frozenset({"melts", "drips"})) == "b"
+    assert option.default_beside(frozenset({"drips"})) == "c"
+    assert option.default_beside(frozenset({"melts"}), ("other",)) == "a"
+    assert option.default_beside(frozenset({"melts"}), ("another",)) == "b"
 
 
 def test_an_unknown_type_is_a_mistake_of_the_declaration() -> None:

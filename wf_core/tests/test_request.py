@@ -186,8 +186,11 @@ def test_what_a_request_asks_for(
         ({"vae_chunk": -1}, "WF-R003", ("vae_chunk",), "out of range"),
         ({"offload": "asyncblock"}, "WF-R003", ("offload",), "did you mean async-block"),
         ({"on_ineligible": "sparse"}, "WF-R003", ("on_ineligible",), "error, dense"),
-        ({"profile": "official"}, "WF-R007", ("profile",), "not available yet"),
-        ({"goal": "fast"}, "WF-R007", ("goal",), "not available yet"),
+        ({"profile": "oficial"}, "WF-R003", ("profile",), "did you mean official"),
+        ({"goal": "speed"}, "WF-R003", ("goal",), "none, exact, fast, memory"),
+        ({"goal.size": 1}, "WF-R006", ("goal", "size"), "has no option 'size'"),
+        ({"goal": "memory", "budget": "24GX"}, "WF-R003", ("budget",), "a number of bytes"),
+        ({"budget": "24GiB"}, "WF-R005", ("budget", "goal"), "belongs to goal, which is not given"),
     ],
 )
 def test_what_is_wrong_with_a_request(
@@ -244,20 +247,31 @@ def test_the_request_in_normal_form(catalog: Catalog) -> None:
 def test_the_keys_that_asked_are_remembered(catalog: Catalog) -> None:
     [demand] = parse_request({"alpha": True, "feature_cache": "alpha"}, catalog).demands
     assert (demand.switch, demand.keys) == ("alpha", ("alpha", "feature_cache"))
-    assert demand.names == ("alpha", "feature_cache")
+    assert demand.names() == ("alpha", "feature_cache")
+    assert demand.typed == ("alpha=true", "feature_cache=alpha")
+
+
+def test_keys_that_only_set_options_do_not_ask_for_a_feature(catalog: Catalog) -> None:
+    [demand] = parse_request({"vae_tiling": True, "vae_tile_size": [8, 8]}, catalog).demands
+    assert demand.keys == ("vae_tiling",)
+    assert dict(demand.option_keys) == {"tile_size": "vae_tile_size"}
+    assert demand.names() == ("vae_tiling", "tiling")
+    assert demand.names(options=("tile_size",)) == ("vae_tiling", "tiling", "vae_tile_size")
 
 
 def test_one_value_that_two_features_answer_to(site: Site) -> None:
+    site.family()
     site.cache("cache-a", feature="same")
     site.cache("cache-b", feature="same")
     catalog = Catalog.of(discover([str(site.folder)], {}))
     [problem] = parse_request({"feature_cache": "same"}, catalog).problems
     assert problem.code == "WF-P003"
     assert "same of cache-a, same of cache-b" in problem.reason
-    [problem] = parse_request({"same": True}, catalog).problems
+    [problem] = parse_request({"same": True}, catalog, "toy").problems
     assert "claimed by cache-a and cache-b" in problem.reason
+    assert parse_request({"same": True}, catalog).problems == (), "which family is asked for, nobody knows"
     blocked = Catalog.of(discover([str(site.folder)], {"WF_BLOCK": "cache-a"}))
-    assert [d.plugin for d in parse_request({"feature_cache": "same"}, blocked).demands] == ["cache-b"]
+    assert [d.offer.plugin for d in parse_request({"feature_cache": "same"}, blocked).demands] == ["cache-b"]
 
 
 def test_the_plugin_for_the_models_family_is_meant(site: Site) -> None:
@@ -266,5 +280,5 @@ def test_the_plugin_for_the_models_family_is_meant(site: Site) -> None:
     path = site.folder / "toyplug_cache_b" / "wf-plugin.toml"
     path.write_text(path.read_text().replace('families = ["toy"]', 'families = ["other"]'))
     catalog = Catalog.of(discover([str(site.folder)], {}))
-    assert [d.plugin for d in parse_request({"same": True}, catalog, "other").demands] == ["cache-b"]
-    assert [d.plugin for d in parse_request({"same": True}, catalog, "toy").demands] == ["cache-a"]
+    assert [d.offer.plugin for d in parse_request({"same": True}, catalog, "other").demands] == ["cache-b"]
+    assert [d.offer.plugin for d in parse_request({"same": True}, catalog, "toy").demands] == ["cache-a"]

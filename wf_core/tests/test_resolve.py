@@ -17,7 +17,7 @@ from wf_core.manifests.effects import vocabulary
 from wf_core.plugins.catalog import Catalog
 from wf_core.plugins.discovery import discover
 from wf_core.resolving.plan import Plan, Refusal
-from wf_core.resolving.resolve import rejudge, resolve
+from wf_core.resolving.resolve import not_activatable, rejudge, resolve
 from wf_core.resolving.rules import core_rules
 
 from .conftest import Site
@@ -28,6 +28,7 @@ MODEL = Facts.of(
         "model.id": "toy-1b",
         "model.heads": 12,
         "model.hooked": "",
+        "model.training": False,
         "model.pixel_multiple": (16, 16),
         "vae.temporal_factor": 4,
         "device.type": "cpu",
@@ -158,7 +159,8 @@ def test_what_was_met_at_resolve_is_judged_again_by_what_is_opened_and_called(si
     cuda = MODEL.with_({"device.type": "cuda"})
     plan = resolve({"alpha": True}, cuda, catalog(site), run={"num_inference_steps": 8})
     assert plan.features[0].pending == ()
-    assert len(plan.features[0].conditions) == 3
+    own = [condition for condition in plan.features[0].conditions if not condition.code.startswith("WF-")]
+    assert len(own) == 3
     assert rejudge(plan, cuda) == ()
     [violation] = rejudge(plan, MODEL)
     assert violation.reason == "needs CUDA, this is cpu"
@@ -195,16 +197,19 @@ def test_conditions_do_not_change_the_hash(site: Site) -> None:
     assert after.hash == before.hash
 
 
-def test_what_works_without_gradients_only_is_refused_in_training(site: Site) -> None:
+def test_a_model_in_training_refuses_whatever_does_not_say_that_gradients_survive_it(site: Site) -> None:
     site.plugin("fast", feature("fast", 'effects = ["inference-only"]'))
-    site.plugin("fuse", feature("fuse"))
+    site.plugin("silent", feature("silent"))
+    site.plugin("safe", feature("safe", 'effects = ["training-safe"]'))
     training = MODEL.with_({"model.training": True})
-    found = refusal({"fast": True, "fuse": True}, training, catalog(site))
-    [violation] = found.violations
-    assert (violation.code, violation.involves) == ("WF-C060", ("fast",))
-    plan = resolve({"fast": True}, MODEL.with_({"model.training": False}), catalog(site))
-    assert [violation.code for violation in rejudge(plan, training)] == ["WF-C060"]
-    assert resolve({"fuse": True}, training, catalog(site)).features
+    found = refusal({"fast": True, "silent": True, "safe": True}, training, catalog(site))
+    assert [(v.code, v.involves) for v in found.violations] == [
+        ("WF-C070", ("fast", "model")),
+        ("WF-C070", ("silent", "model")),
+    ]
+    plan = resolve({"fast": True}, MODEL, catalog(site))
+    assert [violation.code for violation in rejudge(plan, training)] == ["WF-C070"]
+    assert resolve({"safe": True}, training, catalog(site)).features
 
 
 def test_a_table_is_still_known_when_a_plan_is_judged_again(site: Site) -> None:
@@ -242,7 +247,7 @@ def test_a_hooked_base_is_refused_even_without_a_request(site: Site) -> None:
 def test_a_family_without_a_plugin(site: Site) -> None:
     site.cache("cache-alpha")
     found = refusal({"alpha": True}, MODEL.with_({"model.family": "ltx"}), catalog(site))
-    assert codes(found) == ["WF-M002", "WF-M001"]
+    assert codes(found) == ["WF-M002"], "what a feature supports is no reason of its own beside it"
     assert "ltx" in found.violations[0].involves
     unknown = Facts.of({"model.classes": ["LtxTransformer"]}, "test")
     for request in ({"alpha": True}, {}):
@@ -275,22 +280,47 @@ def test_a_condition_of_the_family(site: Site) -> None:
     assert [v.reason for v in rejudge(plan, MODEL.with_({"model.heads": 2}))] == ["2 heads are too few"]
 
 
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [({"WF_BLOCK": "cache-alpha"}, "blocked: WF_BLOCK names"), ({}, "unavailable: not implemented")],
-)
-def test_what_cannot_be_used_is_refused_with_its_state(
-    site: Site, environ: dict[str, str], words: str
-) -> None:
+def test_what_is_blocked_is_refused_with_its_state(site: Site) -> None:
     site.cache("cache-alpha")
+    found = refusal({"alpha": True}, MODEL, catalog(site, WF_BLOCK="cache-alpha"))
+    assert codes(found) == ["WF-P001"]
+    assert "blocked: WF_BLOCK names" in found.violations[0].reason
+
+
+DECLARED_ONLY = 'state = "unavailable: not implemented"'
+
+
+def test_what_is_only_declared_is_judged_like_everything_else_and_listed(site: Site) -> None:
+    site.plugin("later", feature("later", DECLARED_ONLY + '\neffects = ["compiles"]'))
+    site.plugin("graph", feature("graph", GRAPH, "execution-mode"))
+    site.cache("cache-alpha", more=NEEDS_CUDA)
+    plan = resolve({"later": True, "graph": True}, MODEL, catalog(site))
+    assert plan.not_activatable == ("later",)
+    assert plan.feature("later").not_activatable == "not implemented"  # type: ignore[union-attr]
+    assert plan.feature("graph").not_activatable == ""  # type: ignore[union-attr]
+    assert plan.to_json()["not_activatable"] == ["later"]
+    assert "judged only, cannot be activated: later" in plan.explain()
+    [violation] = not_activatable(plan)
+    assert (violation.code, violation.involves) == ("WF-P002", ("later", "later"))
+    assert violation.reason == "later of later cannot be activated: not implemented."
+
+
+def test_the_conditions_of_what_is_only_declared_hold_too(site: Site) -> None:
+    site.cache("cache-alpha", more=NEEDS_CUDA)
     path = site.folder / "toyplug_cache_alpha" / "wf-plugin.toml"
-    if not environ:
-        path.write_text(
-            path.read_text().replace('slot = "f', 'state = "unavailable: not implemented"\nslot = "f')
-        )
-    found = refusal({"alpha": True}, MODEL, catalog(site, **environ))
-    assert len(found.violations) == 1
-    assert words in found.violations[0].reason
+    path.write_text(path.read_text().replace('slot = "f', DECLARED_ONLY + '\nslot = "f'))
+    [violation] = refusal({"alpha": True}, MODEL, catalog(site)).violations
+    assert violation.reason == "needs CUDA, this is cpu"
+
+
+def test_a_family_that_is_only_declared_is_judged_and_listed(site: Site) -> None:
+    site.family()
+    path = site.folder / "toyplug_toy" / "wf-plugin.toml"
+    path.write_text(path.read_text().replace("[family]\n", "[family]\n" + DECLARED_ONLY + "\n"))
+    plan = resolve({}, MODEL, catalog(site))
+    assert plan.not_activatable == ("toy",)
+    [violation] = not_activatable(plan)
+    assert (violation.code, violation.involves) == ("WF-M007", ("family", "toy"))
 
 
 # --- slots, effects, rules -----------------------------------------------------------------------------------------
@@ -304,7 +334,16 @@ def test_two_features_of_one_slot(site: Site) -> None:
     assert violation.code == "WF-C001"
     assert set(violation.involves) == {"feature_cache", "alpha", "beta"}
     assert "feature-cache" in violation.reason
-    assert found.suggestions == ("Keep one of alpha and beta.",)
+    assert violation.fix == "Keep one of beta and alpha."
+    assert [str(chain) for chain in violation.chains] == [
+        "beta=0.5 -> beta -> the place feature-cache",
+        "feature_cache=alpha -> alpha -> the place feature-cache",
+    ]
+    assert [(str(fix.change), fix.single) for fix in found.fixes] == [
+        ("leave out beta", True),
+        ("leave out feature_cache", True),
+    ]
+    assert found.nearest == found.fixes[0].change
 
 
 GRAPH = 'effects = ["captures-graph@denoiser"]\nstage = "graph"'
@@ -367,8 +406,8 @@ def test_everything_that_is_wrong_is_collected(site: Site) -> None:
     site.cache("cache-beta")
     request = {"alpha": True, "beta": True, "gamma": 1, "profile": "official"}
     found = refusal(request, MODEL.with_({"model.id": "mine"}), catalog(site))
-    assert sorted(codes(found)) == ["TOY-1", "WF-C001", "WF-R001", "WF-R007"]
-    assert "(and 3 more reasons; wf resolve lists all)" in found.one_line()
+    assert sorted(codes(found)) == ["TOY-1", "WF-C001", "WF-C060", "WF-C060", "WF-R001"]
+    assert "(and 4 more reasons; wf resolve lists all)" in found.one_line()
     assert "\n" not in found.one_line()
     text = found.explain()
     assert all(code in text for code in codes(found))
@@ -413,8 +452,9 @@ def test_a_cycle_is_refused_and_named(site: Site) -> None:
     site.plugin("one", feature("one", 'before = ["two"]'))
     site.plugin("two", feature("two", 'before = ["one"]'))
     found = refusal({"one": True, "two": True}, MODEL, catalog(site))
-    assert codes(found) == ["WF-O001"]
-    assert found.violations[0].involves == ("one", "two")
+    assert codes(found) == ["WF-P001", "WF-P001", "WF-O001"]
+    assert "WF_BLOCK=one or WF_BLOCK=two" in found.violations[0].reason
+    assert found.violations[-1].involves == ("one", "two")
 
 
 def test_the_hash_says_what_runs_and_not_how_it_was_asked_for(site: Site) -> None:
@@ -469,11 +509,14 @@ def test_a_plan_and_a_refusal_as_text(site: Site) -> None:
         "     effects: skips-blocks@stack, host-state@stack\n"
         "     evidence: skipped >= 1\n"
         "  checked when run.num_inference_steps is known: needs at least 4 steps, got ...\n"
-        "  judged by: model.id = toy-1b"
+        "  judged by: model.id = toy-1b, model.training = false, request.profile = none"
     )
     assert refusal({"alpha": True, "beta": True}, MODEL, catalog(site)).explain() == (
         "refused: alpha=true beta=true\n"
         "  WF-C001  Both would fill the same place (feature-cache), and only one of them could take effect.\n"
-        "           involves: alpha, beta\n"
-        "           Keep one of alpha and beta."
+        "           alpha=true -> alpha -> the place feature-cache\n"
+        "           beta=true -> beta -> the place feature-cache\n"
+        "what to change (any one of these makes it legal):\n"
+        "  leave out alpha\n"
+        "  leave out beta"
     )

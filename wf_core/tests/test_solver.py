@@ -17,12 +17,12 @@ Problem = tuple[list[Clause], int]
 
 
 def problems(most: int = 12, longest: int = 4) -> st.SearchStrategy[Problem]:
-    """Clauses over the variables 1..n, n <= ``most``: the empty clause, tautologies and repeated literals included."""
+    """Clauses over the variables 1..n, n <= ``most``; some hold always, some say a literal twice."""
 
     def over(n: int) -> st.SearchStrategy[Problem]:
         literal = st.integers(1, n).flatmap(lambda v: st.sampled_from((v, -v)))
         clause = st.lists(literal, min_size=1, max_size=longest).map(tuple)
-        return st.tuples(st.lists(st.one_of(clause, clause, clause), max_size=4 * n), st.just(n))
+        return st.tuples(st.lists(clause, max_size=4 * n), st.just(n))
 
     return st.integers(1, most).flatmap(over)
 
@@ -128,9 +128,7 @@ def test_a_conflict_is_inconsistent_minimal_and_the_one_that_stands_earliest(
         for subset in combinations(range(len(soft)), size)
         if not consistent(subset)
     ]
-    minimal = [
-        subset for subset in inconsistent if not any({*other} < {*subset} for other in inconsistent)
-    ]
+    minimal = [subset for subset in inconsistent if not any({*other} < {*subset} for other in inconsistent)]
     # earliest: the last members of two sets are compared first
     assert found == min(minimal, key=lambda subset: sorted(subset, reverse=True))
 
@@ -195,7 +193,7 @@ def test_a_constraint_given_lazily_is_the_same_written_out(problem: Problem, cou
     with_all = [*clauses, *((v, -v) for v in order)]  # so that both know every variable
     assert satisfiable(with_all, lazy=lazy) == satisfiable([*with_all, *written])
     assert prefer(with_all, order, lazy=lazy) == prefer([*with_all, *written], order)
-    assert explain(written, clauses) == explain([], clauses, lazy) or not clauses
+    assert explain(written, clauses) == explain([], clauses, lazy)
 
 
 def test_a_lazy_constraint_that_is_never_broken_is_asked_once_for_each_model() -> None:

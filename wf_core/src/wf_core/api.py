@@ -10,6 +10,7 @@ from wf_core.kinds.calibration import Calibrator
 from wf_core.kinds.counters import FeatureCounters
 from wf_core.kinds.runview import RunView
 from wf_core.kinds.techniques import AttentionProvider, Technique, VaeDecoder
+from wf_core.model.bench import Bench, seeded
 from wf_core.model.family import CallPlan, ModelFamily, Schedule
 from wf_core.model.identity import Context, Step
 from wf_core.model.roots import specialise
@@ -23,6 +24,7 @@ __all__ = [
     "API",
     "AttentionProvider",
     "BadInput",
+    "Bench",
     "Busy",
     "CacheState",
     "Calibrator",
@@ -51,5 +53,6 @@ __all__ = [
     "WfError",
     "Wiring",
     "hookimpl",
+    "seeded",
     "specialise",
 ]

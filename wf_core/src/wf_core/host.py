@@ -124,7 +124,11 @@ class Host:
         known = self.facts(base, run, family=family, device=device, world=world, process_group=process_group)
         if facts:
             known = known.with_(facts, source="the caller")
-        return resolve(request_from_environment(self._environ, request), known, self.catalog)
+        own_family = str(known.get("model.family") or "")
+        asked = request_from_environment(
+            self._environ, request, lambda key: self.catalog.canonical(key, own_family)
+        )
+        return resolve(asked, known, self.catalog)
 
     def load_plan(self, saved: Mapping[str, Any]) -> Plan:
         """The plan of `Plan.to_json`, or of the answer of ``wf resolve --json``.
@@ -229,6 +233,14 @@ class Host:
             return path
         if declared.path:
             return self.catalog.model_directory(declared)
+        if declared.remote:
+            raise BadInput(
+                f"{declared.name} is served remotely by its publisher: there are no files of it to load"
+            )
+        if declared.profile is not None:
+            raise BadInput(
+                f"of {declared.name} only a profile is known, not its files; give its checkpoint's directory"
+            )
         plugin = self.catalog.model_plugin(declared.name).name
         return Path(self.call_hook(plugin, "wf_model_source", name=declared.name))
 

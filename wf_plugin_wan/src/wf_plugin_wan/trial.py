@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
 
-from wf_core.testing import Bench, seeded
+from wf_core.api import Bench, seeded
 
 TRANSFORMER: dict[str, Any] = {
     "patch_size": (1, 2, 2),

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "calibrate": ("calibrate", "Measure a model and write the preset that a feature accepts."),
+    "check": ("check", "Every check of the conformance kit on an installed plugin."),
     "doctor": ("doctor", "What this machine can run, and why not the rest."),
     "list-plugins": ("list_plugins", "Every installed plugin with its state and reason."),
+    "matrix": ("matrix", "Every pair of features for a model: legal, untested or refused."),
     "resolve": ("resolve", "Judge a request for a model, without loading it."),
     "run": ("run", "A clip from a prompt, and the report of what took effect."),
     "show": ("show", "Everything that a feature declares."),
+    "why": ("why", "Why a feature cannot be used, or two cannot be used together."),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -13,12 +13,14 @@ import click
 from wf_core.cli.numbers import SECONDS
 from wf_core.cli.output import print_json, print_pairs, print_table, soundness
 from wf_core.facts import Facts
+from wf_core.manifests.conditions import Condition
 from wf_core.manifests.vocabulary import SCHEMA
-from wf_core.plugins.catalog import Catalog, Offer
+from wf_core.plugins.catalog import PACKAGE_FACT, Catalog, Offer
 from wf_core.plugins.discovery import PluginRecord, discover
 from wf_core.values import show, thaw
 
 MACHINE = ("device.", "package.", "process.", "python", "platform")
+SESSIONS_NEED = ("torch", "diffusers")
 
 
 @click.command("doctor")
@@ -50,7 +52,10 @@ def command(seconds: float, as_json: bool) -> int:
     click.echo()
     print_table(["plugin", "state", "why"], [[r.name, state, why] for r, state, why in plugins])
     click.echo()
-    print_table(["feature", "here", "why not"], [[o.feature.name, state, why] for o, state, why in features])
+    rows = [
+        [o.feature.name, state, " ".join(install_for(o, facts)) or "-", why] for o, state, why in features
+    ]
+    print_table(["feature", "here", "install", "why not"], rows)
     return soundness(discovery)
 
 
@@ -73,13 +78,40 @@ def verdict(offer: Offer, facts: Facts) -> tuple[str, str]:
     """Whether this machine stands against a feature: its state, or its first unmet condition about the machine."""
     if offer.state != "available":
         return offer.state, offer.reason
+    absent = needed(facts)
+    if absent:
+        return "no", f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
+    first = next(unmet(offer, facts), None)
+    return ("yes", "") if first is None else ("no", first.judge(facts, {}, offer.tables).reason)
+
+
+def needed(facts: Facts) -> tuple[str, ...]:
+    """What every session needs and is not installed; listing, resolving and this command do without."""
+    return tuple(name for name in SESSIONS_NEED if facts.get(f"{PACKAGE_FACT}{name}", "?") is None)
+
+
+def unmet(offer: Offer, facts: Facts) -> Iterator[Condition]:
+    """The conditions of a feature that are about the machine alone and that it does not meet."""
     for condition in offer.feature.conditions:
         refs = list(condition.refs())
-        if all(ref.kind == "fact" and ref.name.startswith(MACHINE) for ref in refs):
-            judged = condition.judge(facts, {}, offer.tables)
-            if judged.state == "unmet":
-                return "no", judged.reason
-    return "yes", ""
+        about_machine = all(ref.kind == "fact" and ref.name.startswith(MACHINE) for ref in refs)
+        if about_machine and condition.judge(facts, {}, offer.tables).state == "unmet":
+            yield condition
+
+
+def install_for(offer: Offer, facts: Facts) -> tuple[str, ...]:
+    """The distributions to install (or to install anew, if the version is too old), where that is all that is missing.
+
+    Nothing for a feature that is not implemented, whose plugin cannot be used, or that this device cannot run.
+    """
+    if offer.state != "available":
+        return ()
+    missing = list(unmet(offer, facts))
+    names = [[ref.name for ref in condition.refs()] for condition in missing]
+    if not all(name.startswith(PACKAGE_FACT) for of_one in names for name in of_one):
+        return ()
+    wanted = [*needed(facts), *(of_one[0].removeprefix(PACKAGE_FACT) for of_one in names)]
+    return tuple(dict.fromkeys(wanted))
 
 
 def _fact(facts: Facts, name: str) -> str:
@@ -95,7 +127,13 @@ def _as_json(
         "facts": {name: thaw(fact.value) for name, fact in facts.items()},
         "plugins": [{"name": r.name, "state": state, "reason": why} for r, state, why in plugins],
         "features": [
-            {"name": o.feature.name, "plugin": o.plugin, "here": state, "reason": why}
+            {
+                "name": o.feature.name,
+                "plugin": o.plugin,
+                "here": state,
+                "reason": why,
+                "install": list(install_for(o, facts)),
+            }
             for o, state, why in features
         ],
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from wf_core.cli.output import print_json, print_table, soundness
+from wf_core.cli.output import print_json, soundness
+from wf_core.cli.show_models import family_of, family_state, known_by
+from wf_core.cli.wrapping import wrapped
 from wf_core.manifests.vocabulary import HOST_API, KINDS, SCHEMA
 from wf_core.plugins.discovery import PluginRecord, discover
 
@@ -76,24 +79,67 @@ def _plugin(record: PluginRecord) -> dict[str, Any]:
         "location": record.location,
         "features": features,
         "switches": switches_of(record),
-        "models": [model.name for model in record.manifest.models] if record.manifest else [],
+        "models": [model["name"] for model in _models(record)],
+        "model_details": _models(record),
+        "families": _families(record),
         "notes": list(record.notes),
         "block_with": record.block_with,
     }
 
 
+def _families(record: PluginRecord) -> list[dict[str, Any]]:
+    family = family_of(record)
+    if family is None:
+        return []
+    state, reason = family_state(record)
+    return [{"name": family.name, "state": state, "reason": reason}]
+
+
+def _models(record: PluginRecord) -> list[dict[str, Any]]:
+    models = record.manifest.models if record.manifest is not None else ()
+    return [{"name": m.name, "family": m.family, "known_by": known_by(m)} for m in models]
+
+
+# --- as text -----------------------------------------------------------------------------------------------------
+
+_COLOURS = {"available": "green", "unavailable": "yellow", "ambiguous": "yellow", "blocked": "bright_black"}
+
+
 def _print(records: list[PluginRecord]) -> None:
-    rows = []
-    for record in records:
-        names = [item.feature.name for item in record.features()]
-        names += [model.name for model in record.manifest.models] if record.manifest else []
-        rows.append([record.name, record.kind, record.state, record.version, ", ".join(names)])
-    if not rows:
-        click.echo("no plugins are installed" if not records else "")
+    if not records:
+        click.echo("no plugins are installed")
         return
-    print_table(["plugin", "kind", "state", "version", "features"], rows)
-    for record in records:
-        if record.reason:
-            click.echo(f"{record.name}: {record.state}: {record.reason}")
-        for note in record.notes:
-            click.echo(f"{record.name}: note: {note}")
+    heads = [("plugin", "kind", "state", "version")]
+    heads += [(record.name, record.kind, record.state, record.version) for record in records]
+    widths = [max(len(row[column]) for row in heads) for column in range(3)]
+    click.echo(_row(heads[0], widths))
+    for record, head in zip(records, heads[1:], strict=True):
+        click.echo(_row(head, widths, _COLOURS.get(record.state, "red")))
+        for line in _details(record):
+            click.echo(wrapped(line, "    ", "      "))
+
+
+def _row(cells: tuple[str, ...], widths: list[int], colour: str = "") -> str:
+    name, kind, state = (cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
+    return f"{name}  {kind}  {click.style(state, fg=colour) if colour else state}  {cells[3]}".rstrip()
+
+
+def _details(record: PluginRecord) -> Iterator[str]:
+    """What stands below a plugin: why it cannot be used, its features by state, its family, its models."""
+    if record.reason:
+        yield f"{record.state}: {record.reason}"
+    yield from (f"note: {note}" for note in record.notes)
+    for family in _families(record):
+        own = family["state"] != record.state
+        yield f"family {family['name']}" + (f" ({family['state']}: {family['reason']})" if own else "")
+    groups: dict[str, list[str]] = {}
+    for item in record.features():
+        own = item.state != record.state
+        groups.setdefault(f"{item.state} ({item.reason})" if own else "", []).append(item.feature.name)
+    for model in _models(record):
+        groups.setdefault(_MODELS[model["known_by"]], []).append(model["name"])
+    for said, names in groups.items():
+        yield (f"{said}: " if said else "") + ", ".join(names)
+
+
+_MODELS = {"files": "models", "profile": "profiles", "remote": "remote models"}

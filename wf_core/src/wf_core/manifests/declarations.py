@@ -68,6 +68,18 @@ class FileDecl:
 
 
 @attrs.frozen
+class BoundDecl:
+    """A bound that the tolerance states, as a number: of ``measure`` ("max-abs", "relative-l2": at most; "psnr": at
+    least) between a run with the feature and one without, on devices of ``device`` in ``dtype``.
+    """
+
+    measure: str
+    value: float
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+@attrs.frozen
 class GoalDecl:
     """A goal that may choose a feature: in which place among those of its stage, and by which request."""
 
@@ -79,7 +91,8 @@ class GoalDecl:
 @attrs.frozen
 class FeatureDecl:
     """One technique that a plugin offers. ``state`` is "" or a reason such as "unavailable: not implemented";
-    ``example`` is the smallest request that turns it on, ``goals`` those that may choose it.
+    ``example`` is the smallest request that turns it on, ``trial`` one that turns it on for a model that nobody has
+    calibrated or measured (the example where it is empty), ``goals`` those that may choose it.
     """
 
     name: str
@@ -102,6 +115,8 @@ class FeatureDecl:
     files: tuple[FileDecl, ...] = ()
     goals: tuple[GoalDecl, ...] = ()
     example: FrozenMap = EMPTY
+    trial: FrozenMap = EMPTY
+    bounds: tuple[BoundDecl, ...] = ()
     state: str = ""
 
     def option(self, name: str) -> OptionDecl | None:
@@ -150,7 +165,7 @@ class FamilyDecl:
     """What a model-family plugin says about the classes that it knows.
 
     ``instead`` maps request keys of other families to this family's own key for the same thing; ``state`` is "" or a
-    reason such as "unavailable: not implemented".
+    reason such as "unavailable: not implemented"; ``trial`` names a function that gives a `wf_core.testing.Bench`.
     """
 
     name: str
@@ -160,6 +175,7 @@ class FamilyDecl:
     conditions: tuple[Condition, ...] = ()
     instead: FrozenMap = EMPTY
     state: str = ""
+    trial: str = ""
 
 
 @attrs.frozen

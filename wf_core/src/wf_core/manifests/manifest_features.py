@@ -7,6 +7,7 @@ from typing import Any
 
 from wf_core.manifests.conditions import BadCondition, Condition
 from wf_core.manifests.declarations import (
+    BoundDecl,
     EvidenceDecl,
     FeatureDecl,
     FileDecl,
@@ -18,7 +19,7 @@ from wf_core.manifests.declarations import (
 from wf_core.manifests.effects import BadEffect, Effect, EffectRule, EffectWord
 from wf_core.manifests.options import LISTS, TYPES, BadValue, DefaultWith, OptionDecl
 from wf_core.manifests.toml_reader import Table
-from wf_core.manifests.vocabulary import GOALS, KINDS, MODEL_KINDS, SEAMS, TIERS
+from wf_core.manifests.vocabulary import GOALS, KINDS, MEASURES, MODEL_KINDS, SEAMS, TIERS
 from wf_core.names import did_you_mean, switch_key
 from wf_core.resolving.stages import STAGES, default_stage
 from wf_core.values import FrozenMap, freeze, show
@@ -51,7 +52,9 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
         conditions=read_conditions(row, options, tables),
         files=tuple(_file(item, options) for item in row.tables("file")),
         goals=_goals(row),
-        example=FrozenMap({switch_key(key): value for key, value in row.mapping("example").items()}),
+        example=_request(row, "example"),
+        trial=_request(row, "trial"),
+        bounds=tuple(_bound(item) for item in row.tables("bound")),
         state=read_state(row),
     )
     twice = sorted({name for name in _option_names(options) if _option_names(options).count(name) > 1})
@@ -155,6 +158,7 @@ def _option(row: Table, words: Mapping[str, EffectWord]) -> OptionDecl:
         doc=row.text("doc", ""),
         default=freeze(row.raw("default")),
         choices=row.items("choices"),
+        spellings=FrozenMap(row.mapping("spellings")),
         min=row.number_or_none("min"),
         max=row.number_or_none("max"),
         above=row.number_or_none("above"),
@@ -168,6 +172,10 @@ def _option(row: Table, words: Mapping[str, EffectWord]) -> OptionDecl:
         row.fail("choices are texts, numbers, true or false")
     if (option.type == "choice") != bool(option.choices):
         row.fail("type choice and a list of choices go together")
+    if any(choice not in option.choices for choice in option.spellings.values()):
+        row.fail(f"spellings map texts to choices, got {show(option.spellings)}")
+    if {spelling.lower() for spelling in option.spellings} & {show(c).lower() for c in option.choices}:
+        row.fail("a spelling is another way to write a choice, and here it is a choice itself")
     low = option.min if option.above is None else option.above
     if low is not None and option.max is not None and (low > option.max or option.above == option.max):
         row.fail(f"no number is in its range {option.describe_range()}")
@@ -258,6 +266,24 @@ def _file(row: Table, options: tuple[OptionDecl, ...]) -> FileDecl:
         row.fail(f"{declared.option!r} is no option of type path or str")
     row.done()
     return declared
+
+
+def _request(row: Table, key: str) -> FrozenMap:
+    return FrozenMap({switch_key(name): value for name, value in row.mapping(key).items()})
+
+
+def _bound(row: Table) -> BoundDecl:
+    value = row.number_or_none("value")
+    if value is None:
+        row.fail("a bound needs its value")
+    bound = BoundDecl(
+        measure=row.one_of("measure", MEASURES),
+        value=float(value),
+        device=row.text("device", "cpu"),
+        dtype=row.text("dtype", "float32"),
+    )
+    row.done()
+    return bound
 
 
 def _goals(row: Table) -> tuple[GoalDecl, ...]:

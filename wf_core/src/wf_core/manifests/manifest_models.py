@@ -32,6 +32,7 @@ def read_family(root: Table, tables: TableKeys) -> FamilyDecl | None:
         conditions=read_conditions(row, (), tables),
         instead=FrozenMap({switch_key(k): switch_key(own) for k, own in _names(row, "instead").items()}),
         state=read_state(row),
+        trial=row.text("trial", ""),
     )
     if not family.transformer_classes:
         row.fail("transformer_classes must name at least one class")

@@ -13,7 +13,7 @@ import attrs
 
 from wf_core.errors import BadInput
 from wf_core.names import did_you_mean
-from wf_core.values import FrozenMap, freeze, show
+from wf_core.values import EMPTY, FrozenMap, freeze, show
 
 Number = int | float
 
@@ -149,8 +149,8 @@ class DefaultWith:
 class OptionDecl:
     """What a manifest says of one option. ``min`` and ``max`` are inclusive, ``above`` is exclusive.
 
-    ``default_with`` are the defaults beside another feature with some effect. ``sets`` is a fact whose place the
-    option's value takes for the whole plan, such as ``model.dtype``.
+    ``spellings`` are other ways to write a choice. ``default_with`` are the defaults beside another feature with some
+    effect. ``sets`` is a fact whose place the option's value takes for the whole plan, such as ``model.dtype``.
     """
 
     name: str
@@ -158,6 +158,7 @@ class OptionDecl:
     doc: str = ""
     default: Any = None
     choices: tuple[Any, ...] = ()
+    spellings: FrozenMap = EMPTY
     min: Number | None = None
     max: Number | None = None
     above: Number | None = None
@@ -186,7 +187,7 @@ class OptionDecl:
         """The legal values in words: ``0.0 < x <= 1.0``, ``packed | split``, ``2 numbers``; "" for any."""
         parts = []
         if self.choices:
-            parts.append(" | ".join(show(choice) for choice in self.choices))
+            parts.append(" | ".join(map(self._with_spellings, self.choices)))
         low = (
             f"{self.above} < "
             if self.above is not None
@@ -201,6 +202,10 @@ class OptionDecl:
             parts.append(f"{self.length} numbers")
         return ", ".join(parts)
 
+    def _with_spellings(self, choice: Any) -> str:
+        also = ", ".join(spelling for spelling, other in self.spellings.items() if other == choice)
+        return f"{show(choice)} ({also})" if also else show(choice)
+
     def _choose(self, value: Any) -> Any:
         for choice in self.choices:
             if type(choice) is type(value) and choice == value:
@@ -208,8 +213,13 @@ class OptionDecl:
         for choice in self.choices:
             if not isinstance(value, bool) and show(choice).lower() == str(value).strip().lower():
                 return choice
+        written = str(value).strip().lower()
+        for spelling, choice in self.spellings.items():
+            if not isinstance(value, bool) and spelling.lower() == written:
+                return choice
         names = [show(choice) for choice in self.choices]
-        raise _Unfit(f"expects one of {', '.join(names)}" + did_you_mean(str(value), names).rstrip("?"))
+        hint = did_you_mean(str(value), (*names, *self.spellings)).rstrip("?")
+        raise _Unfit(f"expects one of {', '.join(names)}{hint}")
 
     def _check_range(self, value: Any, key: str) -> None:
         if self.length is not None and len(value) != self.length:

@@ -28,6 +28,8 @@ TIERS = ("exact", "equivalent", "approximate")
 
 GOALS = ("exact", "fast", "memory")
 
+MEASURES = ("max-abs", "relative-l2", "psnr")
+
 
 class Seam(NamedTuple):
     """A place in a model: the seam around it ("" for none), and what its handlers get and return."""

@@ -12,8 +12,9 @@ from wf_core.errors import BadInput
 from wf_core.manifests.declarations import FeatureDecl
 from wf_core.manifests.manifest import Manifest, ManifestError, NewerManifest
 from wf_core.names import did_you_mean, normalise
+from wf_core.plugins.consistency import faults_together, own_fault
 from wf_core.plugins.distributions import GROUP, Candidate, candidates
-from wf_core.plugins.manifest_files import find_manifest, find_module, missing_package
+from wf_core.plugins.manifest_files import find_files, missing_package
 from wf_core.plugins.selection import Selection, Target
 
 STATES = ("available", "unavailable", "blocked", "broken", "incompatible", "ambiguous")
@@ -135,9 +136,9 @@ def discover(
     if selection.problems and not tolerant:
         raise BadInput("; ".join(selection.problems))
     records = [_record(candidate, target, selection, path) for candidate, target in found]
-    resolved = sorted(_mark_ambiguous(records), key=lambda record: (record.name, record.distribution))
+    records = sorted(_mark_ambiguous(records), key=lambda record: (record.name, record.distribution))
     strict = environ.get("WF_STRICT", "") not in ("", "0")
-    return Discovery(tuple(resolved), strict, selection.problems)
+    return Discovery(tuple(_mark_contradicting(records)), strict, selection.problems)
 
 
 def _target(candidate: Candidate) -> Target:
@@ -171,10 +172,9 @@ def _record(
 
 
 def _with_manifest(base: PluginRecord, candidate: Candidate, path: Sequence[str] | None) -> PluginRecord:
-    found = find_module(base.module, path)
+    found, manifest_path = find_files(base.module, candidate.root, path)
     if not found:
         return _broken(base, f"there is no module {base.module!r}, which its entry point names")
-    manifest_path = find_manifest(base.module, candidate.root, path)
     folder = Path(found) if manifest_path is None else manifest_path
     base = attrs.evolve(base, location=str(folder.parent))
     if manifest_path is None:
@@ -190,6 +190,9 @@ def _with_manifest(base: PluginRecord, candidate: Candidate, path: Sequence[str]
     base = attrs.evolve(base, api=manifest.api, kind=manifest.kind, manifest=manifest)
     if manifest.name != base.name:
         return _broken(base, f"its manifest says the name {manifest.name!r}, its entry point {base.name!r}")
+    fault = own_fault(manifest)
+    if fault:
+        return _broken(base, fault)
     lacking = missing_package(manifest.packages, path)
     return _set(base, "unavailable", lacking) if lacking else base
 
@@ -214,6 +217,22 @@ def _mark_ambiguous(records: list[PluginRecord]) -> list[PluginRecord]:
         rival = len(same) > 1 and record.state != "blocked"
         marked.append(attrs.evolve(record, state="ambiguous", reason=_rivals(same)) if rival else record)
     return marked
+
+
+def _mark_contradicting(records: list[PluginRecord]) -> list[PluginRecord]:
+    """What cannot be used takes no part. A usable plugin's name is its alone: others would be ambiguous."""
+    usable = {
+        record.name: record.manifest
+        for record in records
+        if record.state == "available" and record.manifest is not None
+    }
+    faults = faults_together(usable)
+    return [
+        _broken(record, faults[record.name])
+        if record.state == "available" and record.name in faults
+        else record
+        for record in records
+    ]
 
 
 def _rivals(same: list[PluginRecord]) -> str:

@@ -12,25 +12,28 @@ from pathlib import Path
 FILE_NAME = "wf-plugin.toml"
 
 
-def find_module(name: str, path: Sequence[str] | None = None) -> str:
-    """The file that an import of ``name`` would read first, "" when there is no such module."""
-    spec = _top_spec(name.partition(".")[0], path)
-    for depth in range(1, name.count(".") + 1):
+def find_files(module: str, root: Path, path: Sequence[str] | None = None) -> tuple[str, Path | None]:
+    """The file that an import of ``module`` would read first, "" when there is no such module; and the manifest beside
+    its top-level package, or below the distribution's root.
+
+    The path is searched once for both: every entry of it costs a look at the disk.
+    """
+    top = module.partition(".")[0]
+    spec = _top_spec(top, path)
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
+    manifests = (place / FILE_NAME for place in [*places, root / top])
+    return _file_of(module, spec), next((manifest for manifest in manifests if manifest.is_file()), None)
+
+
+def _file_of(module: str, spec: ModuleSpec | None) -> str:
+    for depth in range(1, module.count(".") + 1):
         if spec is None or spec.submodule_search_locations is None:
             return ""
-        full = ".".join(name.split(".")[: depth + 1])
+        full = ".".join(module.split(".")[: depth + 1])
         spec = PathFinder.find_spec(full, list(spec.submodule_search_locations))
     if spec is None or not spec.origin or not spec.has_location:
         return ""
     return spec.origin
-
-
-def find_manifest(module: str, root: Path, path: Sequence[str] | None = None) -> Path | None:
-    """The manifest beside the top-level package that an import would read, or below the distribution's root."""
-    top = module.partition(".")[0]
-    spec = _top_spec(top, path)
-    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
-    return next((place / FILE_NAME for place in [*places, root / top] if (place / FILE_NAME).is_file()), None)
 
 
 def missing_package(packages: Mapping[str, str], path: Sequence[str] | None = None) -> str:

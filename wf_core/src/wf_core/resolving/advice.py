@@ -14,6 +14,7 @@ import attrs
 from wf_core.names import switch_key
 from wf_core.resolving.deciding import Decision
 from wf_core.resolving.plan import Change, Fix, Violation
+from wf_core.values import canonical_json
 
 Decide = Callable[[Mapping[str, Any]], Decision]
 Canonical = Callable[[str], str]
@@ -38,7 +39,20 @@ def advise(
     """Tries changes of a request that these violations refuse. Without any key there is nothing to change."""
     if not decide({}).legal:
         return Advice()
-    return _Adviser(request, violations, decide, canonical).advice()
+    return _Adviser(request, violations, _remembered(decide), canonical).advice()
+
+
+def _remembered(decide: Decide) -> Decide:
+    """The same, each request decided once."""
+    known: dict[str, Decision] = {}
+
+    def remembered(request: Mapping[str, Any]) -> Decision:
+        text = canonical_json(request)
+        if text not in known:
+            known[text] = decide(request)
+        return known[text]
+
+    return remembered
 
 
 class _Adviser:
@@ -113,16 +127,22 @@ class _Adviser:
 
     def _nearest(self, partial: Iterable[Change]) -> Change:
         """Repairs that help, then as few keys taken out as hit every reason; last, what can be put back is put back."""
-        change, current, found = Change(), dict(self.request), self.violations
+        current, found = dict(self.request), self.violations
         for repair in partial:
             if repair.set:
                 changed = repair.applied(current)
                 decision = self.decide(changed)
                 if _better(decision.violations, found) or decision.legal:
-                    change, current, found = change.joined(repair), changed, decision.violations
+                    current, found = changed, decision.violations
                 if decision.legal:
-                    return change
-        return change.joined(Change(unset=self._taken_out(current)))
+                    return self._difference(current)
+        out = self._taken_out(current)
+        return self._difference({key: value for key, value in current.items() if key not in out})
+
+    def _difference(self, changed: Mapping[str, Any]) -> Change:
+        """The change that makes the request into another one."""
+        given = [(k, v) for k, v in changed.items() if k not in self.request or v is not self.request[k]]
+        return Change(tuple(given), tuple(key for key in self.request if key not in changed))
 
     def _taken_out(self, request: dict[str, Any]) -> tuple[str, ...]:
         """Keys without which the rest is legal: a smallest set that hits every reason found, checked by deciding."""

@@ -7,6 +7,7 @@ that break a rule together are not both true. Where every demand has one candida
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import combinations
 
 import attrs
@@ -16,7 +17,7 @@ from wf_core.manifests.declarations import Rule
 from wf_core.resolving.judging import Judged
 from wf_core.resolving.plan import Violation
 from wf_core.resolving.rules import judge_aggregates, judge_pair
-from wf_core.resolving.solver import Clause, Model, conflicts, prefer
+from wf_core.resolving.solver import Clause, Model, conflicts, prefer, satisfiable
 
 NO_CHOICE = "WF-R011"
 MOST_CONFLICTS = 5
@@ -30,18 +31,26 @@ class Choice:
     violations: tuple[Violation, ...]
 
 
-def choose(groups: Sequence[Sequence[Judged]], rules: Sequence[Rule], facts: Facts) -> Choice:
-    """One candidate of each group, best first, under the rules. Every group holds at least one candidate."""
-    return _Choosing(groups, rules, facts).choice()
+def choose(
+    groups: Sequence[Sequence[Judged]], rules: Sequence[Rule], facts: Facts, *, strict: bool = False
+) -> Choice:
+    """One candidate of each group, best first, under the rules. Every group holds at least one candidate.
+
+    With ``strict`` what is untested is no warning: a candidate without is chosen where there is one.
+    """
+    return _Choosing(groups, rules, facts, strict).choice()
 
 
 class _Choosing:
     """The clauses of one request. Candidates are the variables, numbered from 1 in order of groups and preference."""
 
-    def __init__(self, groups: Sequence[Sequence[Judged]], rules: Sequence[Rule], facts: Facts) -> None:
+    def __init__(
+        self, groups: Sequence[Sequence[Judged]], rules: Sequence[Rule], facts: Facts, strict: bool
+    ) -> None:
         self.groups = [tuple(group) for group in groups]
         self.rules = rules
         self.facts = facts
+        self.strict = strict
         self.candidates: dict[int, Judged] = {}
         self.members: list[tuple[int, ...]] = []
         for group in self.groups:
@@ -63,7 +72,7 @@ class _Choosing:
             if group_of[one] == group_of[other]:
                 continue
             found = list(judge_pair(self.candidates[one].subject, self.candidates[other].subject, self.rules))
-            if any(violation.level == "forbid" for violation in found):
+            if any(self.strict or violation.level == "forbid" for violation in found):
                 self.soft[(-one, -other)] = found
             elif found:
                 self.warnings[(one, other)] = found
@@ -93,11 +102,17 @@ class _Choosing:
         return Choice(tuple(self.candidates[number] for number in chosen), tuple(dict.fromkeys(warnings)))
 
     def _broken_aggregate(self, model: Model) -> Clause | None:
-        """Which candidates are chosen decides an aggregate: the clause says "not exactly these"."""
+        """Which candidates with a number are chosen decides an aggregate: the clause says "not exactly these"."""
         chosen = [number for number in self.candidates if number in model]
         if not any(self._aggregates(chosen)):
             return None
-        return tuple(-literal for literal in sorted(model, key=abs))
+        return tuple(-number if number in model else number for number in self._counted)
+
+    @cached_property
+    def _counted(self) -> tuple[int, ...]:
+        """The candidates with an effect that some aggregate is taken over."""
+        effects = {rule.effect for rule in self.rules if rule.aggregate}
+        return tuple(n for n, judged in self.candidates.items() if effects & {*judged.subject.by_effect})
 
     def _aggregates(self, chosen: Sequence[int]) -> Iterator[Violation]:
         return judge_aggregates(
@@ -123,7 +138,11 @@ class _Choosing:
         lost = conflicts(self.hard, left, lambda _: True, MOST_CONFLICTS)
         for conflict in lost:
             yield self._no_choice([left[index] for index in conflict])
-        if not (lost or aggregates):  # only the numbers of what is chosen stand against a choice
+        if lost or aggregates:
+            return
+        if (
+            satisfiable([*self.hard, *left], lazy=self._broken_aggregate) is None
+        ):  # only numbers forbid a choice
             order = [number for numbers in self.members for number in numbers]
             best = prefer([*self.hard, *left], order) or frozenset()
             yield from self._aggregates([number for number in order if number in best])

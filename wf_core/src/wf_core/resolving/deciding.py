@@ -53,7 +53,8 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
     rules = catalog.rules(core_rules())
     conditions = (*_family_conditions(family, catalog), *needs_of_facts(rules, facts))
     groups = _judged(parsed.demands, facts, catalog, rules)
-    choice = choose(groups, rules, facts)
+    strict = catalog.strict or parsed.host_keys.get("profile") == OFFICIAL
+    choice = choose(groups, rules, facts, strict=strict)
     features, cycle = ordered([item.planned for item in choice.chosen])
     violations = (
         *parsed.problems,
@@ -63,7 +64,6 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
         *_same_names(choice),
         *cycle,
     )
-    strict = catalog.strict or parsed.host_keys.get("profile") == OFFICIAL
     if any(strict or violation.level == "forbid" for violation in violations):
         return Decision(parsed, violations)
     return Decision(

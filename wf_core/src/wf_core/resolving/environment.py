@@ -10,8 +10,10 @@ import attrs
 from wf_core.errors import BadInput
 from wf_core.manifests.options import BadValue, OptionDecl
 from wf_core.names import switch_key
+from wf_core.resolving.request_keys import check_mapping
 
 POLICIES = ("auto", "flash", "cudnn", "efficient", "math")
+PRECISIONS = ("highest", "high", "medium")
 
 
 @attrs.frozen
@@ -22,13 +24,17 @@ class Variable:
     read: Callable[[str], Mapping[str, Any]]
 
 
-def request_from_environment(environ: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with what the environment says of keys that it does not give.
+def request_from_environment(
+    environ: Mapping[str, str], request: Mapping[str, Any], canonical: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """The request with what the environment says of keys that it does not give, by name or by an alias.
 
-    A kernel's name in the policy variable means ``auto``, unless the request pins a backend: then it says nothing.
-    Raises `BadInput` naming a variable whose value is none of its own.
+    ``canonical`` gives a key's own name for an alias of it. A kernel's name in the policy variable means ``auto``,
+    unless the request pins a backend: then it says nothing. Raises `BadInput` naming a variable whose value is none of
+    its own, and for a request that is no mapping.
     """
-    given = {switch_key(str(key)).partition(".")[0] for key in request}
+    check_mapping(request)
+    given = {canonical(switch_key(str(key)).partition(".")[0]) for key in request}
     found: dict[str, Any] = {}
     for variable in VARIABLES:
         text = environ.get(variable.name, "").strip()
@@ -58,7 +64,9 @@ def _flag(key: str) -> Callable[[str], dict[str, Any]]:
 
 
 def _precision(text: str) -> dict[str, Any]:
-    return {"matmul_precision": text.lower()}
+    return {
+        "matmul_precision": OptionDecl("matmul_precision", "choice", choices=PRECISIONS).convert(text, "")
+    }
 
 
 def _compile(text: str) -> dict[str, Any]:

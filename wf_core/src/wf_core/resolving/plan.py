@@ -31,13 +31,6 @@ class Change:
         kept = {key: value for key, value in request.items() if not _is_of(switch_key(str(key)), gone)}
         return {**kept, **dict(self.set)}
 
-    def joined(self, other: Change) -> Change:
-        """This change and then the other one."""
-        later = {key for key, _ in other.set} | {*other.unset}
-        kept = tuple(pair for pair in self.set if pair[0] not in later)
-        unset = tuple(key for key in self.unset if key not in dict(other.set))
-        return Change((*kept, *other.set), tuple(dict.fromkeys((*unset, *other.unset))))
-
     def to_json(self) -> dict[str, Any]:
         """``{"set": {key: value}, "unset": [key]}``."""
         return {"set": {key: thaw(value) for key, value in self.set}, "unset": list(self.unset)}

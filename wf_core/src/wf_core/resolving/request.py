@@ -212,7 +212,9 @@ class _Parser:
         feature, keys = choice.offer.feature.name, choice.offer.keys()
         reason = f"{item.key} is an option of {feature}, which is not asked for, so that it would be ignored."
         fix = f"Ask for it with {' or '.join(keys) or feature}, or leave out {item.key}."
-        self._problem("WF-R005", reason, (item.key, *keys, feature), fix, self._asking_for(choice.offer, item.key))
+        self._problem(
+            "WF-R005", reason, (item.key, *keys, feature), fix, self._asking_for(choice.offer, item.key)
+        )
 
     def _asking_for(self, offer: Offer, key: str) -> tuple[Change, ...]:
         """The feature's own example; not where it names a file, of which nobody knows but the user."""

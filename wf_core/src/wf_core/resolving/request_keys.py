@@ -37,11 +37,7 @@ def gather(
 
     ``None`` stands for a key that is not there. Raises `BadInput` for what is no mapping of plain values.
     """
-    if not isinstance(request, Mapping):
-        raise BadInput(
-            f'a request is a mapping such as {{"feature_cache": "teacache"}}, got {type(request).__name__} '
-            f"{show(request)[:60]!r}"
-        )
+    check_mapping(request)
     values: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     clashes: list[tuple[str, str]] = []
@@ -64,6 +60,15 @@ def gather(
     keys = sorted({*values, *nested})
     asked = tuple(Asked(key, values.get(key), key in values, FrozenMap(nested.get(key))) for key in keys)
     return asked, tuple(clashes)
+
+
+def check_mapping(request: Any) -> None:
+    """Raises `BadInput` for what is no mapping."""
+    if not isinstance(request, Mapping):
+        raise BadInput(
+            f'a request is a mapping such as {{"feature_cache": "teacache"}}, got {type(request).__name__} '
+            f"{show(request)[:60]!r}"
+        )
 
 
 def _plain_value(key: str, value: Any) -> Any:

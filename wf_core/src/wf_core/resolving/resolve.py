@@ -6,7 +6,7 @@ session opens and when a run begins: what was known at resolving may not be true
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,16 @@ from wf_core.errors import Refused
 from wf_core.facts import Facts
 from wf_core.facts.run import run_facts, with_derived
 from wf_core.manifests.conditions import Condition
-from wf_core.plugins.catalog import Catalog
+from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.advice import advise
+from wf_core.resolving.choosing import choose
 from wf_core.resolving.deciding import FAMILY_CONDITION, Decision, decide
 from wf_core.resolving.goals import with_goal
-from wf_core.resolving.judging import CONDITION, against
-from wf_core.resolving.plan import Plan, Refusal, Violation
+from wf_core.resolving.judging import CONDITION, against, judge_demand
+from wf_core.resolving.plan import Plan, PlannedFeature, Refusal, Violation
+from wf_core.resolving.request import Demand
+from wf_core.resolving.rules import core_rules
+from wf_core.values import FrozenMap
 
 OTHER_FAMILY, NOT_ACTIVATABLE = "WF-F003", "WF-P002"
 
@@ -55,10 +59,44 @@ def refusal(request: Mapping[str, Any], decision: Decision, facts: Facts, catalo
     return Refusal(decision.parsed.request, decision.violations, advice.fixes, advice.nearest)
 
 
+def with_plan(facts: Facts, plan: Plan, catalog: Catalog) -> Facts:
+    """The facts with those whose place the plan's options take."""
+    values = {
+        option.sets: feature.option(option.name)
+        for feature, offer in _offers_of(plan, catalog)
+        for option in offer.feature.options
+        if option.sets and feature.option(option.name) is not None
+    }
+    return facts.with_(values, source="the plan")
+
+
 def rejudge_rules(plan: Plan, facts: Facts, catalog: Catalog) -> tuple[Violation, ...]:
-    """What the rules between features say now: effects may depend on facts that were others when the plan was made."""
-    decision = decide(plan.request_dict(), facts, catalog)
-    return () if decision.legal else decision.violations
+    """What the rules between features say now: effects may depend on facts that were others when the plan was made.
+
+    The features are judged as they stand in the plan, whatever its request would make of them by these facts.
+    """
+    request = {f"request.{key}": value for key, value in plan.host_keys.items()}
+    facts = with_derived(facts).with_(request, source="request")
+    rules = catalog.rules(core_rules())
+    groups = [
+        [judge_demand(_as_planned(feature, offer), offer, facts, catalog, rules)]
+        for feature, offer in _offers_of(plan, catalog)
+    ]
+    return choose(groups, rules, facts).violations
+
+
+def _as_planned(feature: PlannedFeature, offer: Offer) -> Demand:
+    """The demand for a feature with just the options that it has in a plan."""
+    options = {name: value for name, value in feature.options if value is not None}
+    return Demand((offer,), FrozenMap(options), (feature.switch,), typed=(feature.switch,))
+
+
+def _offers_of(plan: Plan, catalog: Catalog) -> Iterator[tuple[PlannedFeature, Offer]]:
+    offers = {(offer.plugin, offer.feature.name): offer for offer in catalog.features()}
+    for feature in plan.features:
+        offer = offers.get((feature.plugin, feature.name))
+        if offer is not None:
+            yield feature, offer
 
 
 def rejudge(plan: Plan, facts: Facts, *, final: bool = False) -> tuple[Violation, ...]:

@@ -9,7 +9,7 @@ from wf_core.errors import BadInput
 from wf_core.manifests.conditions import Condition, Tables
 from wf_core.manifests.declarations import EvidenceDecl, FeatureDecl
 from wf_core.plugins.catalog import Catalog
-from wf_core.resolving.plan import SCHEMA, Plan, PlannedFeature, Violation
+from wf_core.resolving.plan import SCHEMA, Chain, Plan, PlannedFeature, Violation
 from wf_core.values import FrozenMap, freeze
 
 OTHER_PLUGINS = "WF-F004"
@@ -26,9 +26,9 @@ def plan_from_json(data: Any) -> Plan:
         plan = _plan(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"not a complete plan: {type(error).__name__}: {error}") from None
-    if plan.hash != data["hash"]:
+    if plan.hash != data.get("hash"):
         raise BadInput(
-            f"the plan says the hash {data['hash']}, its contents have {plan.hash}: it was changed"
+            f"the plan says the hash {data.get('hash')}, its contents have {plan.hash}: it was changed"
         )
     return plan
 
@@ -77,7 +77,16 @@ def _conditions(data: Mapping[str, Any]) -> tuple[tuple[Condition, ...], tuple[C
 
 
 def _violation(data: Mapping[str, Any]) -> Violation:
-    return Violation(data["code"], data["level"], data["reason"], tuple(data["involves"]), data["fix"])
+    chains = tuple(_chain(text) for text in data["chains"])
+    return Violation(
+        data["code"], data["level"], data["reason"], tuple(data["involves"]), data["fix"], chains
+    )
+
+
+def _chain(text: str) -> Chain:
+    """The chain that reads so; which of its keys is which is not needed any more."""
+    keys, feature, effect = text.rsplit(" -> ", 2) if text.count(" -> ") > 1 else ("", text, "")
+    return Chain((keys,) if keys else (), feature, effect)
 
 
 def _evidence(text: str) -> EvidenceDecl:

@@ -14,19 +14,15 @@ Clause = tuple[Literal, ...]
 Model = frozenset[Literal]
 Lazy = Callable[[Model], Clause | None]
 """Looks at a model and gives a clause that it breaks, or None: for constraints that are too many to write down."""
+SWITCH = 1 << 60
+"""Above every variable: a clause with the literal -(SWITCH + i) counts only where that switch is assumed."""
 
 
 def satisfiable(
     clauses: Iterable[Clause], assumed: Iterable[Literal] = (), lazy: Lazy | None = None
 ) -> Model | None:
     """One assignment of every variable under which all clauses hold, or None. Variables are false where possible."""
-    solver = _Solver(clauses)
-    while True:
-        model = solver.solve(tuple(assumed))
-        broken = lazy(model) if model is not None and lazy is not None else None
-        if broken is None:
-            return model
-        solver.add(broken)
+    return _Solver(clauses, lazy).model(tuple(assumed))
 
 
 def prefer(
@@ -36,12 +32,12 @@ def prefer(
     lazy: Lazy | None = None,
 ) -> Model | None:
     """The assignment that holds the literals of ``order`` where possible, an earlier one before all later ones."""
-    clauses, held = tuple(clauses), list(assumed)
-    best = satisfiable(clauses, held, lazy)
+    solver, held = _Solver(clauses, lazy), list(assumed)
+    best = solver.model(held)
     if best is None:
         return None
     for literal in order:
-        found = best if literal in best else satisfiable(clauses, [*held, literal], lazy)
+        found = best if literal in best else solver.model([*held, literal])
         if found is not None:
             best = found
             held.append(literal)
@@ -57,8 +53,13 @@ def explain(
     ``hard`` alone cannot hold.
     """
 
+    switched = ((*clause, -(SWITCH + index)) for index, clause in enumerate(soft))
+    solver = _Solver((*hard, *switched), lazy)
+
     def consistent(chosen: Sequence[int]) -> bool:
-        return satisfiable((*hard, *(soft[index] for index in chosen)), lazy=lazy) is not None
+        on = {*chosen}
+        switches = [SWITCH + index if index in on else -(SWITCH + index) for index in range(len(soft))]
+        return solver.model(switches) is not None
 
     def minimal(background: list[int], changed: bool, candidates: list[int]) -> list[int]:
         if changed and not consistent(background):
@@ -100,9 +101,13 @@ def conflicts(
 
 
 class _Solver:
-    """Depth-first search with unit propagation (DPLL), false before true, lowest variable first."""
+    """Depth-first search with unit propagation (DPLL), false before true, lowest variable first.
 
-    def __init__(self, clauses: Iterable[Clause]) -> None:
+    Clauses that ``lazy`` gave are kept for the next question.
+    """
+
+    def __init__(self, clauses: Iterable[Clause], lazy: Lazy | None = None) -> None:
+        self.lazy = lazy
         self.clauses: list[Clause] = []
         self.occurs: dict[Literal, list[int]] = defaultdict(list)
         self.units: list[Literal] = []
@@ -122,6 +127,17 @@ class _Solver:
         for literal in literals:
             self.occurs[literal].append(len(self.clauses))
         self.clauses.append(literals)
+
+    def model(self, assumed: Sequence[Literal]) -> Model | None:
+        """The first assignment that breaks nothing, ``lazy`` asked; None if there is none."""
+        while True:
+            model = self.solve(assumed)
+            if model is None or self.lazy is None:
+                return model
+            broken = self.lazy(frozenset(literal for literal in model if abs(literal) < SWITCH))
+            if broken is None:
+                return model
+            self.add(broken)
 
     def solve(self, assumed: Sequence[Literal]) -> Model | None:
         if self.empty:

@@ -16,7 +16,7 @@ from wf_core.facts.run import run_facts
 from wf_core.isolation.guard import process_global
 from wf_core.isolation.witness import Witness
 from wf_core.model.family import CallPlan, Schedule
-from wf_core.resolving.resolve import not_activatable, refuse, rejudge, rejudge_rules
+from wf_core.resolving.resolve import not_activatable, refuse, rejudge, rejudge_rules, with_plan
 from wf_core.resolving.saved import changed_since
 from wf_core.sessions import driver, open_sessions
 from wf_core.sessions.blame import ask, fault_of, plugin_of
@@ -76,6 +76,7 @@ class Session:
         keys = {f"request.{key}": value for key, value in self.plan.host_keys_dict().items()}
         known = self._host.facts(base).with_(keys, source="request").with_(facts, source="the caller")
         refuse(self.plan, (*changed_since(self.plan, self._host.catalog), *not_activatable(self.plan)))
+        known = with_plan(known, self.plan, self._host.catalog)
         refuse(self.plan, rejudge(self.plan, known))
         refuse(self.plan, rejudge_rules(self.plan, known, self._host.catalog))
         self._witness: Witness | None = Witness(base, contents=contents)

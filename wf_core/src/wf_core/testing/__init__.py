@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from wf_core.isolation.fingerprint import fingerprint
     from wf_core.isolation.guard import ProcessState
     from wf_core.manifests.manifest import Manifest
+    from wf_core.model.bench import Bench, seeded
     from wf_core.sessions.run import Run
-    from wf_core.testing.bench import Bench, seeded
     from wf_core.testing.conformance import (
         AttentionProviderConformance,
         FeatureCacheConformance,
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Bench": "testing.bench",
+    "Bench": "model.bench",
     "Manifest": "manifests.manifest",
     "ProcessState": "isolation.guard",
     "Run": "sessions.run",
@@ -59,7 +59,7 @@ _HOME = {
     "facts_from_pipeline": "facts.model",
     "fingerprint": "isolation.fingerprint",
     "host_of": "testing.hosts",
-    "seeded": "testing.bench",
+    "seeded": "model.bench",
 }
 
 

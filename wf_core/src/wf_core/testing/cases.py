@@ -13,9 +13,10 @@ from wf_core.errors import Refused
 from wf_core.host import Host
 from wf_core.manifests.declarations import FeatureDecl, ModelDecl
 from wf_core.manifests.manifest import Manifest
+from wf_core.model.bench import Bench
 from wf_core.plugins.discovery import Discovery, PluginRecord
 from wf_core.sessions.session import Session
-from wf_core.testing.bench import Bench, bench_at
+from wf_core.testing.bench import bench_at
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable
 from wf_core.testing.watching import WatchedHost
 from wf_core.values import thaw

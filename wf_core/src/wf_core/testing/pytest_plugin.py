@@ -9,7 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from wf_core.host import Host
-    from wf_core.testing.bench import Bench
+    from wf_core.model.bench import Bench
 
 pytest.register_assert_rewrite("wf_core.testing.conformance")
 

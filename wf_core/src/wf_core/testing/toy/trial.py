@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wf_core.testing.bench import Bench, seeded
+from wf_core.model.bench import Bench, seeded
 from wf_core.testing.toy.model import ToyPipeline, ToyScheduler, ToyTransformer, ToyVae
 
 
