@@ -157,7 +157,7 @@ def test_flash_attention_on_a_float32_base_needs_the_cast(host: Host) -> None:
 
 # --- the command line -------------------------------------------------------------------------------------------------
 
-CALL = ("--height", 32, "--width", 32, "--frames", 5, "--steps", 15)
+CALL = ("--height", 32, "--width", 32, "--frames", 5)
 SETTINGS = ("-s", "feature_cache=teacache", "-s", "feature_cache.threshold=0.3")
 
 

@@ -104,3 +104,20 @@ def test_ids_are_unique_and_every_cell_says_what_it_is_about() -> None:
     ids = [row["id"] for row in (*CASES, *CELLS)]
     assert len(ids) == len(set(ids))
     assert not [cell["id"] for cell in CELLS if not (cell["says"] and cell["code"] and cell["involves"])]
+
+
+WARNED = [
+    ({"attention_backend": "sage2", "cuda_graph": True}, 1, "WF-A049"),
+    ({"peft_adapter_path": "my-lora", "offload_mode": "disk"}, 1, "WF-C042"),
+    ({"cuda_graph": True, "cfg_parallel": 2}, 2, "WF-C021"),
+]
+
+
+@pytest.mark.parametrize(("request_", "world", "code"), WARNED, ids=[code for _, _, code in WARNED])
+def test_what_nobody_has_tested_is_legal_with_a_warning(request_: dict[str, Any], world: int, code: str) -> None:
+    row = {"model": "wan2.1-t2v-1.3b", "world": world}
+    plan = judge(row, request_, {})
+    assert [(warning.code, warning.level) for warning in plan.warnings] == [(code, "untested")]
+    with pytest.raises(Refused) as refused:
+        judge(row, {**request_, "profile": "official"}, {})
+    assert code in {violation.code for violation in refused.value.refusal.violations}

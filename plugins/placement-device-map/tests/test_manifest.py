@@ -22,7 +22,7 @@ def unmet(facts: dict[str, Any]) -> set[str]:
 
 def test_it_is_declared_and_cannot_be_activated() -> None:
     assert (MAP.name, MAP.state) == ("device-map", "unavailable: not implemented")
-    assert {"places-layers", "needs-resident-weights"} <= {rule.effect.name for rule in MAP.effects}
+    assert {"places-layers"} <= {rule.effect.name for rule in MAP.effects}
     assert (MANIFEST.switches[0].name, MANIFEST.switches[0].off) == ("device_map", ("none",))
 
 

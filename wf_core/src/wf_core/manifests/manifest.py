@@ -170,7 +170,7 @@ def read_rule(row: Table, words: Mapping[str, EffectWord]) -> Rule:
         needs=read_condition(row, needs, "needs", total, {}, top=False) if needs else None,
         involves=row.texts("involves"),
     )
-    forms = (rule.pair, rule.slot, rule.effect, rule.when and not rule.effect)
+    forms = (rule.pair, rule.slot, rule.effect, rule.when)
     if sum(map(bool, forms)) != 1 or len(rule.pair) not in (0, 2):
         row.fail("a rule names a pair of two effects, a slot, one effect, or when over facts")
     if bool(rule.effect or rule.when) != bool(rule.needs) or (rule.needs and rule.level != "forbid"):

@@ -60,6 +60,11 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
     twice = sorted({name for name in _option_names(options) if _option_names(options).count(name) > 1})
     if twice:
         row.fail(f"option {twice[0]!r} is declared twice")
+    for name in (name for option in options for beside in option.default_with for name in beside.unless):
+        if name not in _option_names(options):
+            row.fail(f"default_with stands back for an option {name!r} that is not declared")
+    if any(not goal.set for goal in feature.goals) and not feature.example:
+        row.fail("a goal adds the feature's example, or a set of its own, and there is neither")
     if kind not in MODEL_KINDS and not any(item.proves for item in feature.evidence):
         row.fail(
             "needs evidence: at least one counter with at_least = 1 or more, or no run can prove that it worked"
@@ -227,6 +232,8 @@ def _select(row: Table, options: tuple[OptionDecl, ...], tables: TableKeys) -> S
     )
     if not (select.values or select.groups):
         row.fail("select needs at least one value")
+    if select.ranks and not select.groups:
+        row.fail("order is a place among the features of a group, and no groups are named")
     if bool(select.suffix) != bool(select.suffix_option):
         row.fail("suffix and suffix_option go together")
     if select.suffix_option and select.suffix_option not in _option_names(options):

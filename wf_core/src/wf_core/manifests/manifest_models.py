@@ -36,6 +36,10 @@ def read_family(root: Table, tables: TableKeys) -> FamilyDecl | None:
     )
     if not family.transformer_classes:
         row.fail("transformer_classes must name at least one class")
+    variants = set(family.transformer_classes.values())
+    for name, source in family.facts.items():
+        for variant in sorted(set(source.by_variant) - variants):
+            facts.fail(f"{name} names an unknown variant {variant!r}{did_you_mean(variant, variants)}")
     for seam in family.seams:
         if seam not in SEAMS:
             row.fail(f"unknown seam {seam!r}{did_you_mean(seam, SEAMS)}")
@@ -141,7 +145,7 @@ def _source(facts: Table, name: str, value: Any) -> FactSource:
         return FactSource(by_variant=FrozenMap(value["by_variant"]))
     if isinstance(value, Mapping) and "from" in value and not set(value) - {"from", "default"}:
         return _from(facts, name, value["from"], freeze(value.get("default")))
-    facts.fail(f'{name} must be "component.config_key", {{from, default}} or {{value}}')
+    facts.fail(f'{name} must be "component.config_key", {{from, default}}, {{value}} or {{by_variant}}')
 
 
 def _from(facts: Table, name: str, path: Any, default: Any) -> FactSource:

@@ -5,7 +5,7 @@ Nothing here is recommended on faith: every change is made, and the changed requ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import combinations
 from typing import Any
 
@@ -21,6 +21,7 @@ Canonical = Callable[[str], str]
 """A request key's own name where it is an alias."""
 MOST_TRIED = 40
 MOST_FIXES = 8
+IGNORED = "WF-R005"
 EXACT_UP_TO = 4
 """A smallest set of keys to take out is looked for up to this size; beyond it the most frequent key goes first."""
 
@@ -31,6 +32,18 @@ class Advice:
 
     fixes: tuple[Fix, ...] = ()
     nearest: Change | None = None
+
+
+@attrs.frozen
+class Reason:
+    """Keys of which one has to go, unless some of the keys ``without`` which that is so stays."""
+
+    keys: frozenset[str]
+    without: frozenset[str] = frozenset()
+
+    def answered(self, out: Set[str]) -> bool:
+        """Whether taking these keys out leaves nothing of it."""
+        return bool(self.keys & out) or bool(self.without - out)
 
 
 def advise(
@@ -95,13 +108,15 @@ class _Adviser:
 
     def _keys_of(self, violation: Violation) -> list[str]:
         """The request's own keys, as they are spelled there, that a violation names; all keys where it names none."""
+        return self._named(violation) or list(self.request)
+
+    def _named(self, violation: Violation) -> list[str]:
         named = {switch_key(name) for name in violation.involves}
-        found = [key for key in self.request if {self._name(key), switch_key(str(key))} & named]
-        return found or list(self.request)
+        return [key for key in self.request if {self._name(key), switch_key(key)} & named]
 
     def _name(self, key: str) -> str:
         """The canonical name of a key: no alias, no options below it."""
-        return self.canonical(switch_key(str(key)).partition(".")[0])
+        return self.canonical(switch_key(key).partition(".")[0])
 
     def _removals(self, key: str) -> Iterator[Change]:
         """The key alone, and the key with the options that would then be ignored."""
@@ -111,12 +126,12 @@ class _Adviser:
         ignored = [
             other
             for violation in left.violations
-            if violation.code == "WF-R005"
+            if violation.code == IGNORED and violation not in self.violations
             for other in self.request
-            if switch_key(str(other)) == violation.involves[0]
+            if switch_key(other) == violation.involves[0]
         ]
         if ignored:
-            yield Change(unset=tuple(dict.fromkeys((key, *map(str, ignored)))))
+            yield Change(unset=tuple(dict.fromkeys((key, *ignored))))
 
     def _spelled(self, change: Change) -> Change:
         """The same change with every key that it takes out as the request spells it."""
@@ -146,7 +161,8 @@ class _Adviser:
 
     def _taken_out(self, request: dict[str, Any]) -> tuple[str, ...]:
         """Keys without which the rest is legal: a smallest set that hits every reason found, checked by deciding."""
-        reasons: list[frozenset[str]] = []
+        reasons: list[Reason] = []
+        whole = _Adviser(request, (), self.decide, self.canonical)
         while True:
             out = _hitting(reasons, tuple(request))
             left = {key: value for key, value in request.items() if key not in out}
@@ -154,8 +170,9 @@ class _Adviser:
             if decision.legal:
                 return self._put_back(request, out)
             own = _Adviser(left, decision.violations, self.decide, self.canonical)
-            new = {frozenset(own._keys_of(violation)) for violation in decision.violations}
-            reasons += sorted(new - set(reasons), key=sorted)
+            for violation in decision.violations:
+                asked = {*whole._named(violation)} & {*out} if violation.code == IGNORED else set()
+                reasons.append(Reason(frozenset(own._keys_of(violation)), frozenset(asked)))
 
     def _put_back(self, request: dict[str, Any], out: tuple[str, ...]) -> tuple[str, ...]:
         gone = list(out)
@@ -171,16 +188,16 @@ def _better(found: Sequence[Violation], before: Sequence[Violation]) -> bool:
     return {(v.code, v.involves) for v in found} < {(v.code, v.involves) for v in before}
 
 
-def _hitting(reasons: Sequence[frozenset[str]], keys: Sequence[str]) -> tuple[str, ...]:
+def _hitting(reasons: Sequence[Reason], keys: Sequence[str]) -> tuple[str, ...]:
     """A smallest set of keys with one from every reason; among equals the one whose keys stand last."""
     for size in range(EXACT_UP_TO + 1):
         for chosen in combinations(reversed(keys), size):
-            if all(reason & {*chosen} for reason in reasons):
+            if all(reason.answered({*chosen}) for reason in reasons):
                 return tuple(sorted(chosen))
     chosen_keys: list[str] = []
     left = list(reasons)
     while left:
-        most = max(keys, key=lambda key: (sum(key in reason for reason in left), key))
+        most = max(keys, key=lambda key: (sum(key in reason.keys for reason in left), key))
         chosen_keys.append(most)
-        left = [reason for reason in left if most not in reason]
+        left = [reason for reason in left if most not in reason.keys]
     return tuple(sorted(chosen_keys))

@@ -15,7 +15,7 @@ import attrs
 from wf_core.facts import Facts
 from wf_core.manifests.declarations import Rule
 from wf_core.resolving.judging import Judged
-from wf_core.resolving.plan import Violation
+from wf_core.resolving.plan import Chain, Violation
 from wf_core.resolving.rules import judge_aggregates, judge_pair
 from wf_core.resolving.solver import Clause, Model, conflicts, prefer, satisfiable
 
@@ -153,14 +153,17 @@ class _Choosing:
         groups = [numbers for numbers in self.members if len(numbers) > 1 and touched & {*numbers}]
         lost = [self.candidates[number] for numbers in groups for number in numbers]
         asked = " and ".join(dict.fromkeys(" ".join(judged.subject.asked) for judged in lost))
-        why = [
-            f"{self._names_in(clause, groups)}: {self.soft[clause][0].reason.rstrip('.')}"
-            for clause in clauses
-        ]
+        why = [(self._names_in(c, groups), self.soft[c][0].reason.rstrip(".")) for c in clauses]
         names = dict.fromkeys(name for clause in clauses for v in self.soft[clause] for name in v.involves)
-        chains = tuple(dict.fromkeys(chain for c in clauses for v in self.soft[c] for chain in v.chains))
-        reason = f"{asked} leaves no choice; {'; '.join(why)}."
+        keys = [self._asked(clause, groups) for clause in clauses]
+        chains = tuple(Chain(asked_by, *each) for asked_by, each in zip(keys, why, strict=True))
+        reason = f"{asked} leaves no choice; {'; '.join(f'{names_in}: {text}' for names_in, text in why)}."
         return Violation(NO_CHOICE, "forbid", reason, tuple(names), chains=chains)
+
+    def _asked(self, clause: Clause, groups: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+        """The keys of the choice that a clause takes a candidate from."""
+        own = (-literal for literal in clause for numbers in groups if -literal in numbers)
+        return tuple(dict.fromkeys(key for number in own for key in self.candidates[number].subject.asked))
 
     def _names_in(self, clause: Clause, groups: Sequence[tuple[int, ...]]) -> str:
         of_choice = {number for numbers in groups for number in numbers}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from wf_core.resolving.plan import Plan, PlannedFeature, Refusal, Violation, shown_request
 from wf_core.values import show
 
+NO_CHOICE = "WF-R011"
 MARGIN = " " * 11
 
 
@@ -65,7 +66,10 @@ def explain_refusal(refusal: Refusal) -> str:
 
 def _violation(violation: Violation) -> list[str]:
     untested = " (untested: a warning where nothing else forbids)" if violation.level == "untested" else ""
-    lines = [f"  {violation.code.ljust(7)}  {violation.reason}{untested}"]
+    reason = violation.reason
+    if violation.code == NO_CHOICE:  # what rules out each candidate has a line of its own
+        reason = reason.partition(";")[0] + ":"
+    lines = [f"  {violation.code.ljust(7)}  {reason}{untested}"]
     lines += [f"{MARGIN}{chain}" for chain in violation.chains]
     if not violation.chains:
         lines.append(f"{MARGIN}involves: {', '.join(violation.involves)}")
