@@ -10,6 +10,8 @@ import torch
 
 from support import models
 from wf_core import Refused
+from wf_core.manifests.manifest import Manifest
+from wf_core.manifests.toml_reader import Table
 
 PAGE = Path(__file__).parents[1] / "docs" / "writing-a-plugin.md"
 
@@ -59,3 +61,40 @@ def test_its_condition_and_its_option_are_judged(host_with):
     assert torch.isfinite(ours).all()
     assert report["effective"]["attention-float64"]["state"] == "partial"
     assert report["fallbacks"][0]["reason"] == "12 keys, and max_tokens is 9"
+
+
+def test_every_key_that_the_reader_knows_is_on_the_page(host, monkeypatch):
+    """Read off the reader itself, while it reads every manifest that is installed."""
+    asked = set()
+
+    def raw(self, key, default=None, *, stock=Table.raw):
+        asked.add(key)
+        return stock(self, key, default)
+
+    monkeypatch.setattr(Table, "raw", raw)
+    for record in host.plugins:
+        Manifest.load(record.manifest.path)
+    assert {"default_with", "suffix_option", "official", "aggregate", "remote"} <= asked
+    page = re.sub(r"```.*?```", "", PAGE.read_text(), flags=re.S).partition("## The manifest, key by key")[2]
+    written = " ".join(re.findall(r"`([^`]+)`", page))
+    assert sorted(key for key in asked if not re.search(rf"\b{key}\b", written)) == []
+
+
+def test_the_rule_of_the_page_is_read_and_holds(host_with):
+    text = PAGE.read_text()
+    (rule,) = re.findall(r"```\n(\[\[effect\]\].*?)```", text, re.S)
+
+    def with_rule(root):
+        write(root)
+        manifest = root / "wf_plugin_attention_mine" / "wf-plugin.toml"
+        manifest.write_text(
+            manifest.read_text().replace('"inference-only"', '"inference-only", "rewrites-layout"') + rule
+        )
+        return root
+
+    host = host_with(with_rule)
+    on_cpu = {"facts": {"device.type": "cpu"}, "device": "h200"}
+    with pytest.raises(Refused) as refused:
+        host.resolve("wan2.1-t2v-1.3b", {"attention_backend": "float64", "cuda_graph": True}, **on_cpu)
+    assert "ACME-1" in {violation.code for violation in refused.value.refusal.violations}
+    assert host.resolve("wan2.1-t2v-1.3b", {"attention_backend": "float64"}, **on_cpu).features

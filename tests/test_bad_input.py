@@ -171,5 +171,5 @@ def test_a_base_with_cpu_offload_is_refused(host):
 
 
 def test_a_model_of_no_installed_family_is_refused_by_name(host):
-    with pytest.raises(Refused, match="WF-M002 .* the model family of LTXVideoTransformer3DModel"):
+    with pytest.raises(Refused, match=r"WF-M002 .* the model family of LTXVideoTransformer3DModel"):
         host.session(models.ltx(), {"attention_backend": "sdpa"})

@@ -82,7 +82,7 @@ CACHE_OF_ONE_MIND = {
 }
 SPREAD = {"sp_degree": {"sp_degree": 2}, "cfg_parallel": {"cfg_parallel": 2}}
 UNTESTED = [
-    *((f"{name}-{key}", {**own, **spread}) for name, own in CACHE_OF_ONE_MIND.items() for key, spread in SPREAD.items()),
+    *((f"{one}-{key}", {**own, **spread}) for one, own in CACHE_OF_ONE_MIND.items() for key, spread in SPREAD.items()),
     ("cfg-gate-sp_degree", {"cfg_gate_step": 0.5, "sp_degree": 2}),
 ]  # fmt: skip
 
@@ -114,7 +114,9 @@ WARNED = [
 
 
 @pytest.mark.parametrize(("request_", "world", "code"), WARNED, ids=[code for _, _, code in WARNED])
-def test_what_nobody_has_tested_is_legal_with_a_warning(request_: dict[str, Any], world: int, code: str) -> None:
+def test_what_nobody_has_tested_is_legal_with_a_warning(
+    request_: dict[str, Any], world: int, code: str
+) -> None:
     row = {"model": "wan2.1-t2v-1.3b", "world": world}
     plan = judge(row, request_, {})
     assert [(warning.code, warning.level) for warning in plan.warnings] == [(code, "untested")]

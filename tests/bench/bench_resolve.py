@@ -47,7 +47,9 @@ CLASH = {**TYPICAL, "cuda_graph": True, "compile": True, "compile_mode": "reduce
 
 def write(root: Path, clashing: bool) -> tuple[Catalog, dict[str, Any]]:
     """A catalog of 50 plugins with one feature each, and the request of all of them."""
-    _plugin(root, "toy", 'kind = "model-family"\n[family]\nname = "toy"\ntransformer_classes = { Toy = "toy" }\n')
+    _plugin(
+        root, "toy", 'kind = "model-family"\n[family]\nname = "toy"\ntransformer_classes = { Toy = "toy" }\n'
+    )
     request: dict[str, Any] = {}
     for number in range(PLUGINS):
         name = f"toy-{number}"
@@ -61,7 +63,8 @@ def write(root: Path, clashing: bool) -> tuple[Catalog, dict[str, Any]]:
             'evidence = [{ counter = "calls", at_least = 1 }]\n'
         )
         if shared:
-            text += f'select = [{{ switch = "{selector}", values = ["{name}"], groups = ["auto"], order = {number} }}]\n'
+            names = f'values = ["{name}"], groups = ["auto"]'
+            text += f'select = [{{ switch = "{selector}", {names}, order = {number} }}]\n'
             request[selector] = "auto"
         else:
             request[name.replace("-", "_")] = True
@@ -132,7 +135,11 @@ def main() -> None:
         Row("peer: python-sat (minisat) on the same clauses", peer, "ms"),
     ]
     reasons = len(refused.violations)
-    show("Resolving", rows, f"median of {REPEAT}, in turns; the refusal has {reasons} reasons; nothing is cached")
+    show(
+        "Resolving",
+        rows,
+        f"median of {REPEAT}, in turns; the refusal has {reasons} reasons; nothing is cached",
+    )
 
 
 if __name__ == "__main__":

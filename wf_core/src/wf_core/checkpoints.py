@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from wf_core.errors import BadInput
+from wf_core.files import open_file
 
 CHUNK = 1 << 22
 DTYPES = ("float32", "bfloat16", "float16")
@@ -81,8 +83,11 @@ def checkpoint_hash(directory: Path) -> str:
     """``sha256:`` and the digest of the denoisers' safetensors files, names and contents, in order of path."""
     digest = hashlib.sha256()
     for path in sorted(directory.glob("transformer*/*.safetensors")):
-        digest.update(str(path.relative_to(directory)).encode())
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
+        digest.update(os.fsencode(path.relative_to(directory)))
+        try:
+            with open_file(path) as file:
+                while chunk := file.read(CHUNK):
+                    digest.update(chunk)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     return f"sha256:{digest.hexdigest()}"

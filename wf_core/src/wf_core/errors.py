@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wf_core.values import clipped
+
 if TYPE_CHECKING:
     from wf_core.resolving.plan import Refusal
 
 
 class WfError(Exception):
-    """Base of all errors that say something about the caller's input, a plugin, or the machine."""
+    """Base of all errors that say something about the caller's input, a plugin, or the machine.
+
+    The message may quote any of them, and is clipped to what can be read.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(clipped(message))
 
 
 class BadInput(WfError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +25,28 @@ def check_clip_path(path: Path) -> Path:
 def check_output_path(path: Path) -> Path:
     """The path, if a file can be created there: seen by creating one and removing it. Raises ``BadInput``."""
     try:
-        if path.is_dir():
+        mode = _mode(path)
+        if mode is None:
+            _try_to_create(Path(os.path.realpath(path)) if path.is_symlink() else path)
+        elif stat.S_ISDIR(mode):
             raise BadInput(f"cannot write {path}: it is a directory")
-        if path.is_file():
+        elif stat.S_ISREG(mode):
             path.open("r+b").close()
         else:
-            _try_to_create(path)
+            raise BadInput(f"cannot write {path}: it is no regular file")
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the name
+        raise BadInput(f"cannot write {str(path)!r}: {error}") from None
     return path
+
+
+def _mode(path: Path) -> int | None:
+    """What is there, None where nothing is, or a link to nothing."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _try_to_create(path: Path) -> None:
@@ -85,7 +99,7 @@ def write_contact_sheet(frames: np.ndarray[Any, Any], path: Path, columns: int =
 
 def write_text(text: str, path: Path) -> None:
     _make_parent(path)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _make_parent(path: Path) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
+
+LONGEST = 100
+"""A longer name is no slip of the pen, and comparing two of them takes the product of their lengths."""
 
 
 def normalise(name: str) -> str:
@@ -18,12 +23,23 @@ def switch_key(name: str) -> str:
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
     """The known names most like ``name``, best first; empty when none is close."""
+    if len(name) > LONGEST:
+        return ()
+    return _nearest(name, tuple(sorted({other for other in known if len(other) <= LONGEST})), count)
+
+
+@lru_cache(maxsize=4096)
+def _nearest(name: str, names: tuple[str, ...], count: int) -> tuple[str, ...]:
     import difflib
 
-    names = sorted(set(known))
     by_folded = {known_name.lower(): known_name for known_name in names}
     found = difflib.get_close_matches(name.lower(), list(by_folded), n=count, cutoff=0.6)
     return tuple(by_folded[folded] for folded in found)
+
+
+def repeated(names: Iterable[str]) -> tuple[str, ...]:
+    """The names that are there more than once, in order."""
+    return tuple(sorted(name for name, count in Counter(names).items() if count > 1))
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:

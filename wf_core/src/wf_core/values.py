@@ -76,6 +76,23 @@ def deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
+def misfit(value: Any, deepest: int, bits: int) -> str:
+    """Why plain data cannot be worked with: nested deeper than this, or a whole number of more bits. "" when it can."""
+    if deeper_than(value, deepest):
+        return "nested too deeply"
+    level = [value]
+    while level:
+        if any(isinstance(item, int) and item.bit_length() > bits for item in level):
+            return f"a whole number of more than {bits} bits"
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, Mapping | list | tuple)
+            for item in (holder.values() if isinstance(holder, Mapping) else holder)
+        ]
+    return ""
+
+
 def thaw(value: Any) -> Any:
     """The plain form for JSON, at every depth: dicts, lists, and texts for numbers that JSON does not have."""
     if isinstance(value, Mapping):
@@ -111,4 +128,15 @@ def show(value: Any) -> str:
     import json
 
     plain = thaw(value)
-    return plain if isinstance(plain, str) else json.dumps(plain)
+    try:
+        return plain if isinstance(plain, str) else json.dumps(plain)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "(a number of thousands of digits)"
+
+
+def clipped(text: str, most: int = 4000) -> str:
+    """The text, without its middle where it is longer than a message may be."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end]} [... {len(text) - most} characters ...] {text[-end:]}"

@@ -67,12 +67,14 @@ class CachedProvider(AttentionProvider):
         self._steps.update(steps)
 
     def begin(self, run: RunView) -> None:
-        self._recipes.clear()
         self._operators.clear()
         self._steps.clear()
 
+    def end(self) -> None:
+        self._recipes.clear()  # flex's hold the tensors of a block mask
+
     def close(self) -> None:
-        self._recipes.clear()
+        self.end()
 
     def evidence(self) -> Mapping[str, object]:
         """The operators that ran with the number of call signatures of each, and what was done around them."""

@@ -19,6 +19,8 @@ from wf_core.api import BadInput
 SCHEMA = 1
 FEATURE = "teacache"
 SIGNALS = ("e", "e0")
+MOST_BYTES = 1 << 20
+MOST_COEFFICIENTS = 100
 HERE = Path(__file__).parent
 
 
@@ -91,10 +93,12 @@ def catalogue() -> Catalogue:
 def read_file(path: Path) -> PresetFile:
     """A file written by ``wf calibrate teacache``; raises ``BadInput`` with one line."""
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise BadInput(f"preset file {path} has more than {MOST_BYTES >> 20} MiB")
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"preset file {path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"preset file {path} is not JSON: {error}") from None
     if not isinstance(data, dict) or data.get("feature") != FEATURE or data.get("schema") != SCHEMA:
         raise BadInput(
@@ -105,7 +109,7 @@ def read_file(path: Path) -> PresetFile:
         if data["signal"] not in presets:
             raise ValueError(f"it has no preset for its own signal {data['signal']!r}")
         return PresetFile(presets, data["signal"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise BadInput(f"preset file {path} cannot be used: {what}") from None
 
@@ -114,8 +118,10 @@ def _preset(record: Mapping[str, Any]) -> Preset:
     fit = record.get("fit") or {}
     coefficients = tuple(float(number) for number in record["coefficients"])
     threshold = record["threshold"]
-    if not coefficients or not all(map(math.isfinite, coefficients)):
+    if not 0 < len(coefficients) <= MOST_COEFFICIENTS or not all(map(math.isfinite, coefficients)):
         raise ValueError(f"the coefficients of {record['id']} are not a list of finite numbers")
+    if min(int(record["first"]), int(record["last"])) < 0:
+        raise ValueError(f"{record['id']} retains a number of steps below 0")
     if record["signal"] not in SIGNALS:
         raise ValueError(f"the signal of {record['id']} is {record['signal']!r}, not one of e, e0")
     if threshold is not None and not (math.isfinite(threshold) and threshold > 0):

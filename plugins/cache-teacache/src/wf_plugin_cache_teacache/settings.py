@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,7 @@ def _named(name: str, model: str, wanted: str | None, facts: Facts) -> _Choice:
 
 def _in_file(name: str, wanted: str | None) -> Preset:
     path = Path(name)
-    if not path.is_file():
+    if not os.path.isfile(path):
         known = ", ".join(sorted(catalogue().presets))
         raise BadInput(f"teacache: preset {name!r} is neither a file nor one of {known}")
     file = read_file(path)

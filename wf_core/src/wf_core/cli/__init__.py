@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from wf_core.values import clipped
 
 if TYPE_CHECKING:
     from wf_core.cli.answer import Answer
@@ -20,11 +23,18 @@ COMMANDS = {
     "doctor": ("doctor", "What this machine can run, and why not the rest."),
     "list-plugins": ("list_plugins", "Every installed plugin with its state and reason."),
     "matrix": ("matrix", "Every pair of features for a model: legal, untested or refused."),
+    "new-plugin": ("new_plugin", "A distribution for a plugin of your own, that works as written."),
     "resolve": ("resolve", "Judge a request for a model, without loading it."),
     "run": ("run", "A clip from a prompt, and the report of what took effect."),
     "show": ("show", "Everything that a feature declares."),
     "why": ("why", "Why a feature cannot be used, or two cannot be used together."),
 }
+
+
+_UNSEEN = {
+    number: f"\\x{number:02x}" for number in (*range(9), *range(14, 28), *range(127, 160)) if number != 0x85
+}
+"""Control characters: a message that quotes one would be obeyed by a terminal. Those that are blanks stay blanks."""
 
 
 class LazyGroup(click.Group):
@@ -63,12 +73,20 @@ class LazyGroup(click.Group):
         from wf_core.cli.answer import answering, open_closed_streams, wanted
 
         open_closed_streams()
+        _write_whatever_is_there()
         given = extra.get("args", args[0] if args else None)
         if not wanted(sys.argv[1:] if given is None else given):
             sys.exit(_run(run, None, *args, **extra))
         with answering() as answer:
             code = _run(run, answer, *args, obj=answer, **extra)
         sys.exit(code)
+
+
+def _write_whatever_is_there() -> None:
+    """Names of files need not be text; a command that prints one does not end for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run(run: Callable[..., Any], answer: Answer | None, *args: Any, **extra: Any) -> int:
@@ -98,7 +116,7 @@ def _run(run: Callable[..., Any], answer: Answer | None, *args: Any, **extra: An
 
 def _say(message: str, code: int, answer: Answer | None = None) -> int:
     """One line on stderr, whatever the message holds, and the same as the answer where JSON was asked for."""
-    line = " ".join(message.split())
+    line = clipped(" ".join(message.translate(_UNSEEN).split()))
     if answer is not None:
         answer.give({"schema": 1, "error": line})
     click.echo(f"wf: {line}", err=True)

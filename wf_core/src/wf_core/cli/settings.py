@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from wf_core.errors import BadInput
-from wf_core.names import switch_key
+from wf_core.files import JSON_BYTES, read_text
+from wf_core.names import LONGEST, repeated, switch_key
 from wf_core.resolving.request_keys import differ
-from wf_core.values import show
+from wf_core.values import clipped, deeper_than, show
 
 if TYPE_CHECKING:
     from wf_core.host import Host
 
+DEEPEST = 64
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -67,11 +69,18 @@ def parse_value(text: str) -> Any:
             text, parse_constant=lambda name: name, parse_float=_finite, object_pairs_hook=_once
         )
         check_text("-s", json.dumps(value, ensure_ascii=False))
-        return value
+        return _shallow(value)
     except RecursionError:
         raise BadInput(f"{text[:20]}...: nested too deeply") from None
     except ValueError:
         return text
+
+
+def _shallow(value: Any) -> Any:
+    """The value, if everything that follows can go through it; raises ``RecursionError`` like what cannot."""
+    if deeper_than(value, DEEPEST):
+        raise RecursionError
+    return value
 
 
 def _finite(text: str) -> float | str:
@@ -81,9 +90,8 @@ def _finite(text: str) -> float | str:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadInput(f"the key {twice!r} is given twice in one JSON object")
+        twice = repeated(name for name, _ in pairs)[0]
+        raise BadInput(f"the key {clipped(twice, LONGEST)!r} is given twice in one JSON object")
     return found
 
 
@@ -134,11 +142,11 @@ def with_defaults(call: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file; `BadInput` with one line otherwise."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, JSON_BYTES, pipes=True, encoding="utf-8-sig")
         value = json.loads(
             text, parse_constant=_no_constant, parse_float=_only_finite, object_pairs_hook=_once
         )
-        check_text("a key or value", json.dumps(value, ensure_ascii=False))
+        check_text("a key or value", json.dumps(_shallow(value), ensure_ascii=False))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     except BadInput as error:

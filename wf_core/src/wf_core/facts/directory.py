@@ -11,6 +11,7 @@ from typing import Any
 from wf_core.errors import BadInput
 from wf_core.facts.configs import ComponentConfig, ComponentConfigs, WeightSummary, is_denoiser
 from wf_core.facts.safetensors_header import read_header
+from wf_core.files import JSON_BYTES, read_text
 from wf_core.values import deeper_than
 
 _INDEX = ".safetensors.index.json"
@@ -25,9 +26,9 @@ def read_directory(path: Path) -> ComponentConfigs:
     """
     if not os.path.isdir(path):
         raise BadInput(f"{path}: there is no such directory; give a checkpoint in diffusers layout")
-    if (path / "model_index.json").is_file():
+    if os.path.isfile(path / "model_index.json"):
         return _read_pipeline(path)
-    if (path / "config.json").is_file():
+    if os.path.isfile(path / "config.json"):
         component = _read_component(path, "transformer", "", True)
         return ComponentConfigs("", {}, {"transformer": component}, str(path.absolute()), str(path))
     raise BadInput(f"{path}: not in diffusers layout: it holds no model_index.json")
@@ -53,7 +54,8 @@ def _read_pipeline(path: Path) -> ComponentConfigs:
 def _read_component(path: Path, name: str, class_name: str, weights: bool) -> ComponentConfig:
     if not os.path.isdir(path):
         raise BadInput(f"{path}: model_index.json names the component {name!r}, but the folder is missing")
-    file = next((path / f for f in ("config.json", "scheduler_config.json") if (path / f).is_file()), None)
+    names = ("config.json", "scheduler_config.json")
+    file = next((path / name for name in names if os.path.isfile(path / name)), None)
     if file is None and weights:
         raise BadInput(f"{path / 'config.json'}: the file is missing")
     config = _read_json(file) if file is not None else {}
@@ -81,7 +83,7 @@ def _weight_files(path: Path) -> list[Path]:
     """The files of one set of weights: the plain variant before others (``fp16``), an index before a glob."""
     indexes = sorted(path.glob(f"*{_INDEX}"), key=lambda file: len(file.name))
     for stem in _STEMS:
-        if (path / f"{stem}.safetensors").is_file():
+        if os.path.isfile(path / f"{stem}.safetensors"):
             return [path / f"{stem}.safetensors"]
     if indexes:
         return _indexed(indexes[0])
@@ -92,12 +94,15 @@ def _indexed(index: Path) -> list[Path]:
     table = _read_json(index).get("weight_map")
     if not isinstance(table, Mapping) or not all(isinstance(name, str) for name in table.values()):
         raise BadInput(f"{index}: it has no weight_map of tensor names to files")
+    stranger = next((name for name in table.values() if name != Path(name).name), None)
+    if stranger is not None:
+        raise BadInput(f"{index}: {stranger!r} is no name of a file beside it")
     return [index.parent / name for name in sorted(set(table.values()))]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path, JSON_BYTES))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     except RecursionError:

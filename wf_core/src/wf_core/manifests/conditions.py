@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from wf_core.values import freeze, show, thaw
+from wf_core.values import clipped, freeze, show, thaw
 
 if TYPE_CHECKING:
     from wf_core.facts import Facts
@@ -121,9 +121,9 @@ class Condition:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Condition:
-        """The condition of `to_json`."""
-        return cls(
-            subject=Ref(**data["subject"]) if "subject" in data else None,
+        """The condition of `to_json`. Raises `BadCondition`, or what Python raises, for anything else."""
+        found = cls(
+            subject=_ref_from_json(data["subject"]) if "subject" in data else None,
             tests=tuple((name, _operand_from_json(operand)) for name, operand in data.get("tests", ())),
             join=data.get("join", ""),
             parts=tuple(cls.from_json(part) for part in data.get("parts", ())),
@@ -131,6 +131,12 @@ class Condition:
             code=data.get("code", ""),
             involves=tuple(data.get("involves", ())),
         )
+        whole = bool(found.parts) if found.join in JOINS else found.subject is not None and bool(found.tests)
+        if found.join not in ("", *JOINS) or not whole or {name for name, _ in found.tests} - {*OPERATORS}:
+            raise BadCondition("a condition compares one fact or option, or joins others")
+        if not all(isinstance(text, str) for text in (found.reason, found.code, *found.involves)):
+            raise BadCondition("reason, code and involves are texts")
+        return found
 
     def refs(self) -> Iterator[Ref]:
         """Every fact and option that this condition looks at."""
@@ -184,7 +190,7 @@ class Condition:
         subject = next(self.refs())
         value = subject.find(facts, options)[1]
         nothing = "not given" if subject.kind == "option" else "none"
-        return self.reason.replace("{value}", nothing if value is None else show(value))
+        return self.reason.replace("{value}", nothing if value is None else clipped(show(value), 400))
 
 
 def _operand_to_json(operand: Any) -> Any:
@@ -194,9 +200,15 @@ def _operand_to_json(operand: Any) -> Any:
     return {"keys": thaw(operand)} if isinstance(operand, frozenset) else {"value": thaw(operand)}
 
 
+def _ref_from_json(data: Mapping[str, Any]) -> Ref:
+    if data["kind"] not in ("fact", "option") or not isinstance(data["name"], str):
+        raise BadCondition("a reference names a fact or an option")
+    return Ref(data["kind"], data["name"])
+
+
 def _operand_from_json(data: Mapping[str, Any]) -> Any:
     if "ref" in data:
-        return Ref(**data["ref"])
+        return _ref_from_json(data["ref"])
     return frozenset(freeze(data["keys"])) if "keys" in data else freeze(data["value"])
 
 
@@ -261,7 +273,8 @@ def _compare(name: str, value: Any, other: Any, tables: Tables) -> bool:
     if name == "in":
         return isinstance(other, tuple | frozenset) and value in other
     if name == "in_table":
-        return _fold(value) in (tables[other] if isinstance(other, str) else other)
+        keys = tables.get(other) if isinstance(other, str) else other
+        return isinstance(keys, frozenset) and _fold(value) in keys
     if name == "contains_all":
         return isinstance(value, tuple) and isinstance(other, tuple) and all(item in value for item in other)
     if name == "divisible_by":
@@ -295,9 +308,9 @@ def _ordered(name: str, value: Any, other: Any) -> bool:
 
 def _versions(value: str, other: str) -> tuple[Any, Any]:
     """Two texts in order are versions (``package.flash-attn``, ``driver``): 2.10 is above 2.9."""
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     try:
         return Version(value), Version(other)
-    except InvalidVersion:
+    except ValueError:  # no version, or one with a number of thousands of digits
         return value, other

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from wf_core.files import MANIFEST_BYTES, read_text
 from wf_core.manifests.declarations import (
     EvidenceDecl,
     FamilyDecl,
@@ -24,9 +25,9 @@ from wf_core.manifests.manifest_models import read_family, read_model, read_tabl
 from wf_core.manifests.options import OptionDecl
 from wf_core.manifests.toml_reader import ManifestError, Table
 from wf_core.manifests.vocabulary import HOST_API, KINDS, MODEL_KINDS, SCHEMA
-from wf_core.names import did_you_mean, normalise
+from wf_core.names import did_you_mean, normalise, repeated
 from wf_core.plugins.manifest_files import FILE_NAME
-from wf_core.values import EMPTY, FrozenMap
+from wf_core.values import EMPTY, FrozenMap, misfit
 
 __all__ = [
     "EvidenceDecl",
@@ -43,6 +44,10 @@ __all__ = [
 ]
 
 AGGREGATES = ("product", "sum", "equal")
+_DEEPEST = 64
+_LONG_KEY = re.compile(
+    r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % _DEEPEST  # noqa: UP031
+)
 _PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -89,11 +94,19 @@ class Manifest:
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, MANIFEST_BYTES)
+    except (OSError, ValueError) as error:
         raise ManifestError(path, "", f"cannot be read: {error}") from None
+    if _LONG_KEY.search(text):  # reading one takes the square of its length
+        raise ManifestError(path, "", f"a key of more than {_DEEPEST} parts")
+    try:
+        data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is no TOMLDecodeError
         raise ManifestError(path, "", f"not valid TOML: {error}") from None
+    problem = misfit(data, _DEEPEST, 64)
+    if problem:
+        raise ManifestError(path, "", problem)
+    return data
 
 
 def _check_versions(root: Table) -> None:
@@ -207,6 +220,6 @@ def _packages(root: Table) -> FrozenMap:
 
 
 def _unique(root: Table, what: str, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = repeated(names)
     if twice:
         root.fail(f"{what} {twice[0]!r} is declared twice")

@@ -20,7 +20,7 @@ from wf_core.manifests.effects import BadEffect, Effect, EffectRule, EffectWord
 from wf_core.manifests.options import LISTS, TYPES, BadValue, DefaultWith, OptionDecl
 from wf_core.manifests.toml_reader import Table
 from wf_core.manifests.vocabulary import GOALS, KINDS, MEASURES, MODEL_KINDS, SEAMS, TIERS
-from wf_core.names import did_you_mean, switch_key
+from wf_core.names import did_you_mean, repeated, switch_key
 from wf_core.resolving.stages import STAGES, default_stage
 from wf_core.values import FrozenMap, freeze, show
 
@@ -57,7 +57,7 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
         bounds=tuple(_bound(item) for item in row.tables("bound")),
         state=read_state(row),
     )
-    twice = sorted({name for name in _option_names(options) if _option_names(options).count(name) > 1})
+    twice = repeated(_option_names(options))
     if twice:
         row.fail(f"option {twice[0]!r} is declared twice")
     for name in (name for option in options for beside in option.default_with for name in beside.unless):

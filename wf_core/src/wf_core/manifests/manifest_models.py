@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from wf_core.files import JSON_BYTES, read_text
 from wf_core.manifests.declarations import FactSource, FamilyDecl, ModelDecl, ProfileDecl
 from wf_core.manifests.manifest_features import TableKeys, read_conditions, read_state
 from wf_core.manifests.toml_reader import Table
@@ -111,10 +114,11 @@ def read_tables(root: Table) -> dict[str, frozenset[Any]]:
 
 
 def _keys_in_file(row: Table, file: str, keys_at: str) -> tuple[Any, ...]:
-    path = row.path.parent / file
+    if os.path.isabs(file) or ".." in Path(file).parts:
+        row.fail(f"{file} does not lie beside the manifest")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = json.loads(read_text(row.path.parent / file, JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         row.fail(f"{file} cannot be read: {error}")
     for part in filter(None, keys_at.split(".")):
         if not isinstance(value, dict) or part not in value:

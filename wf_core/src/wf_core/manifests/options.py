@@ -13,7 +13,7 @@ import attrs
 
 from wf_core.errors import BadInput
 from wf_core.names import did_you_mean
-from wf_core.values import EMPTY, FrozenMap, freeze, show
+from wf_core.values import EMPTY, FrozenMap, freeze, misfit, show
 
 Number = int | float
 
@@ -40,11 +40,17 @@ def _to_bool(value: Any) -> bool:
     raise _Unfit("expects true or false")
 
 
+_LARGEST = 1 << 63
+_DEEPEST = 32
+
+
 def _to_int(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
     if isinstance(value, float) and value.is_integer():
-        return int(value)
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) < _LARGEST:
+            return value
+        raise _Unfit("expects a whole number of at most 64 bits")
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
         return int(value)
     raise _Unfit("expects a whole number")
@@ -71,7 +77,7 @@ def _to_str(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+        return show(value)
     raise _Unfit("expects text")
 
 
@@ -81,11 +87,11 @@ _UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
 
 def _to_bytes(value: Any) -> int:
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGTkmgt]?i?[Bb]?)\s*", value)
+        match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGTkmgt]?i?[Bb]?)", value.strip())
         units = {unit.lower(): size for unit, size in _UNITS.items()}
         if match and match[2].lower() in units:
             value = int(float(match[1]) * units[match[2].lower()])
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
         return value
     raise _Unfit('expects a number of bytes, such as 25769803776 or "24GiB"')
 
@@ -104,7 +110,8 @@ def _to_mapping(value: Any) -> FrozenMap:
             value = json.loads(value)
         except (ValueError, RecursionError):
             raise _Unfit("expects a mapping") from None
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+    fits = isinstance(value, Mapping) and not misfit(value, _DEEPEST, 4096)
+    if fits and all(isinstance(key, str) for key in value):
         return FrozenMap(value)
     raise _Unfit("expects a mapping")
 

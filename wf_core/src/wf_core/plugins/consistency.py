@@ -13,6 +13,8 @@ from typing import NamedTuple
 from wf_core import data
 from wf_core.manifests.manifest import Manifest
 
+MOST_FAULTS = 8
+
 
 class _Step(NamedTuple):
     """One feature stands before another, as a feature of one plugin says."""
@@ -42,7 +44,8 @@ def faults_together(manifests: Mapping[str, Manifest]) -> dict[str, str]:
 
 
 def _line(manifest: Manifest, faults: Sequence[str]) -> str:
-    return f"{manifest.path}: {'; '.join(faults)}" if faults else ""
+    more = [f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    return f"{manifest.path}: {'; '.join([*faults[:MOST_FAULTS], *more])}" if faults else ""
 
 
 # --- request keys ------------------------------------------------------------------------------------------------

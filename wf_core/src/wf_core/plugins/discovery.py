@@ -168,6 +168,8 @@ def _record(
         return _broken(base, f"a plugin has exactly one entry point in {GROUP}, this one has {names}")
     if not entry.name or not entry.module:
         return _broken(base, f"the entry point {entry.name!r} names no module")
+    if not all(part.isidentifier() for part in entry.module.split(".")):
+        return _broken(base, f"the entry point {entry.name!r} names {entry.module!r}, which is no module")
     return _with_manifest(base, candidate, path)
 
 

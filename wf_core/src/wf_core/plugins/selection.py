@@ -10,6 +10,7 @@ import attrs
 from wf_core.names import did_you_mean, normalise
 
 DIST = "dist:"
+MOST_PROBLEMS = 8
 
 
 @attrs.frozen
@@ -53,12 +54,15 @@ class Selection:
 
 
 def _names(variable: str, text: str, known: set[str]) -> tuple[tuple[str, ...], list[str]]:
-    names, problems = [], []
+    names: list[str] = []
+    problems: list[str] = []
     for word in re.split(r"[,\s]+", text.strip()):
         if not word:
             continue
         is_dist = word.lower().startswith(DIST)
         name = DIST + normalise(word[len(DIST) :]) if is_dist else normalise(word)
+        if name not in known and len(problems) == MOST_PROBLEMS:
+            return tuple(dict.fromkeys(names)), [*problems, "and more"]
         if name not in known:
             pool = [other for other in known if other.startswith(DIST) == is_dist]
             hint = did_you_mean(name, pool, "; `wf list-plugins` shows the names that work")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import combinations
+from math import comb
 from typing import Any
 
 import attrs
@@ -20,10 +21,14 @@ Decide = Callable[[Mapping[str, Any]], Decision]
 Canonical = Callable[[str], str]
 """A request key's own name where it is an alias."""
 MOST_TRIED = 40
+MOST_REASONS = 100_000
+"""Over all that is decided for one advice; then the advice is to leave out every key. A usual one sees a hundred."""
 MOST_FIXES = 8
 IGNORED = "WF-R005"
 EXACT_UP_TO = 4
-"""A smallest set of keys to take out is looked for up to this size; beyond it the most frequent key goes first."""
+MOST_SETS = 20_000
+"""A smallest set of keys to take out is looked for up to this size, while there are no more sets of that size than
+this; beyond it the most frequent key goes first."""
 
 
 @attrs.frozen
@@ -52,17 +57,29 @@ def advise(
     """Tries changes of a request that these violations refuse. Without any key there is nothing to change."""
     if not decide({}).legal:
         return Advice()
-    return _Adviser(request, violations, _remembered(decide), canonical).advice()
+    try:
+        return _Adviser(request, violations, _remembered(decide), canonical).advice()
+    except _Enough:
+        return Advice((), Change(unset=tuple(sorted(map(str, request)))))
+
+
+class _Enough(Exception):
+    """So much has been decided that the answer would be long in coming."""
 
 
 def _remembered(decide: Decide) -> Decide:
     """The same, each request decided once."""
     known: dict[str, Decision] = {}
+    reasons = 0
 
     def remembered(request: Mapping[str, Any]) -> Decision:
+        nonlocal reasons
         text = canonical_json(request)
         if text not in known:
+            if reasons > MOST_REASONS:
+                raise _Enough
             known[text] = decide(request)
+            reasons += len(known[text].violations)
         return known[text]
 
     return remembered
@@ -93,7 +110,10 @@ class _Adviser:
             for change, decision in tried
             if not decision.legal and _better(decision.violations, self.violations)
         ]
-        nearest = single[0].change if single else self._nearest([fix.change for fix in partial])
+        if single:
+            nearest = min((fix.change for fix in single), key=lambda c: 0 if c.set else len(c.unset))
+        else:
+            nearest = self._nearest([fix.change for fix in partial])
         return Advice((*single, *partial)[:MOST_FIXES], nearest)
 
     # --- single changes ----------------------------------------------------------------------------------------
@@ -102,7 +122,7 @@ class _Adviser:
         """Repairs first, then taking out each key that clashes, with what depends on it."""
         repairs = [change for violation in self.violations for change in violation.repairs]
         blamed = dict.fromkeys(key for violation in self.violations for key in self._keys_of(violation))
-        removals = [change for key in blamed for change in self._removals(key)]
+        removals = [change for key in [*blamed][:MOST_TRIED] for change in self._removals(key)]
         changes = [self._spelled(change) for change in (*repairs, *removals)]
         return tuple(dict.fromkeys(change for change in changes if change.set or change.unset))[:MOST_TRIED]
 
@@ -191,6 +211,8 @@ def _better(found: Sequence[Violation], before: Sequence[Violation]) -> bool:
 def _hitting(reasons: Sequence[Reason], keys: Sequence[str]) -> tuple[str, ...]:
     """A smallest set of keys with one from every reason; among equals the one whose keys stand last."""
     for size in range(EXACT_UP_TO + 1):
+        if comb(len(keys), size) > MOST_SETS:
+            break
         for chosen in combinations(reversed(keys), size):
             if all(reason.answered({*chosen}) for reason in reasons):
                 return tuple(sorted(chosen))

@@ -16,7 +16,7 @@ from wf_core.facts import Facts
 from wf_core.manifests.declarations import Rule
 from wf_core.resolving.judging import Judged
 from wf_core.resolving.plan import Chain, Violation
-from wf_core.resolving.rules import judge_aggregates, judge_pair
+from wf_core.resolving.rules import Subject, judge_aggregates, judge_pair
 from wf_core.resolving.solver import Clause, Model, conflicts, prefer, satisfiable
 
 NO_CHOICE = "WF-R011"
@@ -71,7 +71,8 @@ class _Choosing:
         for one, other in self._meeting():
             if group_of[one] == group_of[other]:
                 continue
-            found = list(judge_pair(self.candidates[one].subject, self.candidates[other].subject, self.rules))
+            subjects = self.candidates[one].subject, self.candidates[other].subject
+            found = list(judge_pair(*subjects, self._rules_about(*subjects)))
             if any(self.strict or violation.level == "forbid" for violation in found):
                 self.soft[(-one, -other)] = found
             elif found:
@@ -91,6 +92,21 @@ class _Choosing:
             same_slot = bool(slot) and slot == self.candidates[other].subject.slot
             if same_slot or not rivals[one].isdisjoint(words[other]):
                 yield one, other
+
+    def _rules_about(self, *subjects: Subject) -> Iterator[Rule]:
+        """The rules that could be about two features, as they stand in the table: for slots, or of their effects."""
+        words = {word for subject in subjects for word in subject.by_effect}
+        places = {place for word in ("", *words) for place in self._places.get(word, ())}
+        return (self.rules[place] for place in sorted(places))
+
+    @cached_property
+    def _places(self) -> dict[str, list[int]]:
+        """Where in the table the rules stand, by the first of two effects; those for slots by ""."""
+        found: dict[str, list[int]] = {}
+        for place, rule in enumerate(self.rules):
+            if rule.slot or rule.pair:
+                found.setdefault("" if rule.slot else rule.pair[0], []).append(place)
+        return found
 
     def choice(self) -> Choice:
         order = [number for numbers in self.members for number in numbers]
@@ -134,7 +150,8 @@ class _Choosing:
         yield from warned
         aggregates = list(self._aggregates(sorted(forced)))
         yield from aggregates
-        left = [clause for clause in self.soft if clause not in broken]
+        told = {*broken}
+        left = [clause for clause in self.soft if clause not in told]
         lost = conflicts(self.hard, left, lambda _: True, MOST_CONFLICTS)
         for conflict in lost:
             yield self._no_choice([left[index] for index in conflict])

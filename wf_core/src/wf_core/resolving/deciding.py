@@ -42,12 +42,7 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
     """The decision about a request, without advice about what to change."""
     family = facts.get("model.family") or ""
     parsed = parse_request(request, catalog, family)
-    facts = with_derived(facts).with_(
-        {f"request.{key}": value for key, value in parsed.host_keys.items()}, source="request"
-    )
-    facts = facts.merged(file_facts(facts, _files(parsed.demands))).with_(
-        _set_by_options(parsed.demands), source="the request"
-    )
+    facts = judged_by(parsed, facts)
     if facts.get("model.remote"):
         return Decision(parsed, (_remote(facts),))
     rules = catalog.rules(core_rules())
@@ -82,6 +77,35 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
             not_activatable=_not_activatable(choice, family, catalog),
         ),
     )
+
+
+def judged_by(parsed: ParsedRequest, facts: Facts) -> Facts:
+    """What the features of a request are judged by: the facts, with what follows from the call and from the request."""
+    known = with_derived(facts).with_(
+        {f"request.{key}": value for key, value in parsed.host_keys.items()}, source="request"
+    )
+    files = file_facts(known, _files(parsed.demands))
+    return known.merged(files).with_(_set_by_options(parsed.demands), source="the request")
+
+
+def _files(demands: Iterable[Demand]) -> list[tuple[str, FileDecl, str]]:
+    """The files that the request names, each with its feature and what to read from it."""
+    return [
+        (demand.feature, declared, str(demand.options[declared.option]))
+        for demand in demands
+        for declared in demand.offer.feature.files
+        if isinstance(demand.options.get(declared.option), str)
+    ]
+
+
+def _set_by_options(demands: Iterable[Demand]) -> dict[str, Any]:
+    """The facts whose place an option takes, so that all features are judged by what the request makes of them."""
+    return {
+        option.sets: demand.options[option.name]
+        for demand in demands
+        for option in demand.offer.feature.options
+        if option.sets and option.name in demand.options
+    }
 
 
 # --- features ----------------------------------------------------------------------------------------------------
@@ -124,26 +148,6 @@ def _rank(offer: Offer, demand: Demand, facts: Facts) -> int:
         if rank.when is None or rank.when.judge(facts, {}, offer.tables).state == "met":
             return rank.order
     return 1000
-
-
-def _files(demands: Iterable[Demand]) -> list[tuple[str, FileDecl, str]]:
-    """The files that the request names, each with its feature and what to read from it."""
-    return [
-        (demand.feature, declared, str(demand.options[declared.option]))
-        for demand in demands
-        for declared in demand.offer.feature.files
-        if isinstance(demand.options.get(declared.option), str)
-    ]
-
-
-def _set_by_options(demands: Iterable[Demand]) -> dict[str, Any]:
-    """The facts whose place an option takes, so that all features are judged by what the request makes of them."""
-    return {
-        option.sets: demand.options[option.name]
-        for demand in demands
-        for option in demand.offer.feature.options
-        if option.sets and option.name in demand.options
-    }
 
 
 def _same_names(choice: Choice) -> Iterable[Violation]:

@@ -27,7 +27,7 @@ def explain_plan(plan: Plan) -> str:
         lines.append(f"  judged only, cannot be activated: {', '.join(plan.not_activatable)}")
     for condition in (*plan.pending, *(item for f in plan.features for item in f.pending)):
         names = sorted({ref.name for ref in condition.refs() if ref.kind == "fact"} & set(plan.unknown()))
-        reason = condition.reason.replace("{value}", "...")
+        reason = condition.reason.replace("{value}", "...").replace("....", "...")
         lines.append(f"  checked when {', '.join(names)} is known: {reason}")
     if plan.facts_used:
         lines.append(

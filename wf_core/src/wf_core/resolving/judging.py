@@ -18,6 +18,8 @@ from wf_core.resolving.request import Demand
 from wf_core.resolving.rules import Cause, Subject, derived_effects, needs_of
 
 CONDITION, UNKNOWN_CONDITION = "WF-F001", "WF-F002"
+MOST_REPAIRED = 40
+"""For the reasons after these no changes are looked for: nobody tries so many."""
 Names = Callable[[Condition], Iterable[str]]
 Repairs = Callable[[Condition], tuple[Change, ...]]
 
@@ -110,14 +112,16 @@ def against(
 
     What a device that is not there lacks is no reason of its own beside "no device".
     """
-    first = True
+    first, told = True, 0
     for condition in conditions:
         violation = _violation(condition, facts, options, names, code, final)
         subject = next(condition.refs())
         is_nothing = subject.find(facts, options) == (True, None)
         if violation is not None and (first or subject.kind == "option" or not is_nothing):
-            yield attrs.evolve(violation, repairs=repairs(condition)) if repairs is not None else violation
-            first = False
+            if repairs is not None and told < MOST_REPAIRED:
+                violation = attrs.evolve(violation, repairs=repairs(condition))
+            yield violation
+            first, told = False, told + 1
 
 
 def unknown(

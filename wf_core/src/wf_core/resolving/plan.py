@@ -12,7 +12,7 @@ import attrs
 from wf_core.manifests.conditions import Condition
 from wf_core.manifests.declarations import EvidenceDecl
 from wf_core.names import switch_key
-from wf_core.values import EMPTY, FrozenMap, canonical_json, freeze, show, thaw
+from wf_core.values import EMPTY, FrozenMap, canonical_json, clipped, freeze, show, thaw
 
 SCHEMA = 1
 HASH_LENGTH = 16
@@ -57,6 +57,10 @@ class Chain:
         return " -> ".join(part for part in (", ".join(self.keys), self.feature, self.effect) if part)
 
 
+def _short(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(clipped(name, 200) for name in names)
+
+
 @attrs.frozen
 class Violation:
     """One broken rule: a stable code, "forbid" or "untested", one sentence, and the names that clash.
@@ -67,9 +71,9 @@ class Violation:
 
     code: str
     level: str
-    reason: str
-    involves: tuple[str, ...]
-    fix: str = ""
+    reason: str = attrs.field(converter=clipped)
+    involves: tuple[str, ...] = attrs.field(converter=_short)
+    fix: str = attrs.field(default="", converter=clipped)
     chains: tuple[Chain, ...] = attrs.field(default=(), eq=False)
     repairs: tuple[Change, ...] = attrs.field(default=(), eq=False)
 
@@ -257,7 +261,7 @@ class Refusal:
         rest = len(self.violations) - 1
         more = f" (and {rest} more reason{'s' if rest > 1 else ''}; wf resolve lists all)" if rest else ""
         fix = f" {self.violations[0].fix}" if self.violations[0].fix else ""
-        return " ".join(f"refused: {self.violations[0]}{fix}{more}".split())
+        return clipped(" ".join(f"refused: {self.violations[0]}{fix}{more}".split()))
 
     def explain(self) -> str:
         """The refusal as text: every reason with the chains that lead to it, then what to change."""
@@ -279,4 +283,4 @@ class Refusal:
 
 def shown_request(request: Iterable[tuple[str, Any]]) -> str:
     """A request as a person would type it."""
-    return " ".join(f"{key}={show(value)}" for key, value in request) or "(empty)"
+    return " ".join(f"{key}={clipped(show(value), 1000)}" for key, value in request) or "(empty)"

@@ -17,7 +17,7 @@ from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.plan import Change, Violation
 from wf_core.resolving.request_keys import Asked, distribution_of, gather
 from wf_core.resolving.request_switches import Choice, OptionOnly, read_selector, read_switch
-from wf_core.values import EMPTY, FrozenMap, freeze, show
+from wf_core.values import EMPTY, FrozenMap, clipped, freeze, show
 
 Problem = Violation
 """What is wrong with a request before any fact is looked at."""
@@ -76,6 +76,10 @@ def parse_request(request: Mapping[str, Any], catalog: Catalog, family: str = ""
     return _Parser(catalog, family).parse(request)
 
 
+def _typed(pair: tuple[str, Any]) -> str:
+    return f"{pair[0]}={show(pair[1])}"
+
+
 class _Parser:
     """Collects demands and problems over one request."""
 
@@ -88,7 +92,7 @@ class _Parser:
 
     def parse(self, request: Mapping[str, Any]) -> ParsedRequest:
         asked, clashes = gather(request, lambda key: self.catalog.canonical(key, self.family))
-        self.typed = {item.key: ", ".join(f"{k}={show(v)}" for k, v in item.pairs()) for item in asked}
+        self.typed = {item.key: clipped(", ".join(map(_typed, item.pairs())), 400) for item in asked}
         for key, shown in clashes:
             self._problem("WF-R004", f"{key} is given twice with different values: {shown}.", (key,))
         host_keys = {name: freeze(key.option.default) for name, key in self.catalog.host_keys.items()}
@@ -212,9 +216,8 @@ class _Parser:
         feature, keys = choice.offer.feature.name, choice.offer.keys()
         reason = f"{item.key} is an option of {feature}, which is not asked for, so that it would be ignored."
         fix = f"Ask for it with {' or '.join(keys) or feature}, or leave out {item.key}."
-        self._problem(
-            "WF-R005", reason, (item.key, *keys, feature), fix, self._asking_for(choice.offer, item.key)
-        )
+        involves = tuple(dict.fromkeys((item.key, *keys, feature)))
+        self._problem("WF-R005", reason, involves, fix, self._asking_for(choice.offer, item.key))
 
     def _asking_for(self, offer: Offer, key: str) -> tuple[Change, ...]:
         """The feature's own example; not where it names a file, of which nobody knows but the user."""

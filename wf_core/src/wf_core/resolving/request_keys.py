@@ -9,10 +9,13 @@ import attrs
 
 from wf_core import data
 from wf_core.errors import BadInput
-from wf_core.names import switch_key
-from wf_core.values import FrozenMap, deeper_than, freeze, show
+from wf_core.names import LONGEST, switch_key
+from wf_core.values import FrozenMap, clipped, freeze, misfit, show
 
 DEEPEST = 16
+MOST_BITS = 4096
+MOST_KEYS = 200
+"""All installed keys together are fewer."""
 
 
 @attrs.frozen
@@ -38,13 +41,15 @@ def gather(
     ``None`` stands for a key that is not there. Raises `BadInput` for what is no mapping of plain values.
     """
     check_mapping(request)
+    if len(request) > MOST_KEYS:
+        raise BadInput(f"a request of {len(request)} keys: it takes {MOST_KEYS} at most")
     values: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     clashes: list[tuple[str, str]] = []
 
     def put(into: dict[str, Any], name: str, value: Any, shown: str) -> None:
         if name in into and differ(into[name], value):
-            clashes.append((shown, f"{show(into[name])} and {show(value)}"))
+            clashes.append((shown, f"{clipped(show(into[name]), 400)} and {clipped(show(value), 400)}"))
         into.setdefault(name, value)
 
     for raw, item in sorted(request.items(), key=lambda pair: str(pair[0])):
@@ -73,8 +78,9 @@ def check_mapping(request: Any) -> None:
 
 def _plain_value(key: str, value: Any) -> Any:
     """The value, frozen. What has a shape or no bottom would go wrong far from here, where two values are compared."""
-    if deeper_than(value, DEEPEST):
-        raise BadInput(f"{key}: nested too deeply")
+    problem = misfit(value, DEEPEST, MOST_BITS)
+    if len(key) > LONGEST or problem:
+        raise BadInput(f"{key[:LONGEST]}: {problem or f'no key has more than {LONGEST} characters'}")
     frozen = freeze(value)
     array = _array_in(frozen)
     if array is not None:

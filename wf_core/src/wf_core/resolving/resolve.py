@@ -22,7 +22,7 @@ from wf_core.resolving.goals import with_goal
 from wf_core.resolving.judging import CONDITION, against, judge_demand
 from wf_core.resolving.plan import Plan, PlannedFeature, Refusal, Violation
 from wf_core.resolving.request import Demand
-from wf_core.resolving.rules import core_rules
+from wf_core.resolving.rules import core_rules, needs_of_facts
 from wf_core.values import FrozenMap
 
 OTHER_FAMILY, NOT_ACTIVATABLE = "WF-F003", "WF-P002"
@@ -82,7 +82,8 @@ def rejudge_rules(plan: Plan, facts: Facts, catalog: Catalog) -> tuple[Violation
         [judge_demand(_as_planned(feature, offer), offer, facts, catalog, rules)]
         for feature, offer in _offers_of(plan, catalog)
     ]
-    return choose(groups, rules, facts).violations
+    about_facts = against(needs_of_facts(rules, facts), facts, {}, _of_the_plan, FAMILY_CONDITION)
+    return (*about_facts, *choose(groups, rules, facts).violations)
 
 
 def _as_planned(feature: PlannedFeature, offer: Offer) -> Demand:

@@ -21,6 +21,7 @@ from wf_core.manifests.manifest import read_rule
 from wf_core.manifests.toml_reader import Table
 from wf_core.manifests.vocabulary import is_inside
 from wf_core.resolving.plan import Chain, Change, Violation
+from wf_core.values import show
 
 # An effect that occupies this many ranks or fewer is as good as none.
 ONE = 1
@@ -169,7 +170,7 @@ def judge_aggregates(subjects: Sequence[Subject], rules: Iterable[Rule], facts: 
             yield Violation(
                 rule.code,
                 rule.level,
-                verdict.reason.replace("{total}", str(total)),
+                verdict.reason.replace("{total}", show(total)),
                 tuple(dict.fromkeys((*names, *rule.involves))),
                 chains=tuple(subject.chain(cause) for subject, cause in having),
                 repairs=tuple(_fitting(rule, facts, [cause for _, cause in having])),

@@ -8,11 +8,13 @@ from typing import Any
 from wf_core.errors import BadInput
 from wf_core.manifests.conditions import Condition, Tables
 from wf_core.manifests.declarations import EvidenceDecl, FeatureDecl
+from wf_core.names import repeated
 from wf_core.plugins.catalog import Catalog
 from wf_core.resolving.plan import SCHEMA, Chain, Plan, PlannedFeature, Violation
-from wf_core.values import FrozenMap, freeze
+from wf_core.values import FrozenMap, freeze, misfit
 
 OTHER_PLUGINS = "WF-F004"
+DEEPEST = 64
 _SAME = ("kind", "tier", "tolerance", "experimental", "seams", "stage", "before", "after", "slot", "evidence")
 
 
@@ -22,9 +24,12 @@ def plan_from_json(data: Any) -> Plan:
         data = data["plan"]  # the whole answer of `wf resolve --json`
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA or "features" not in data:
         raise BadInput(f"not a plan of schema {SCHEMA}, as `wf resolve --json` prints it")
+    problem = misfit(data, DEEPEST, 4096)
+    if problem:
+        raise BadInput(f"not a plan: {problem}")
     try:
         plan = _plan(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"not a complete plan: {type(error).__name__}: {error}") from None
     if plan.hash != data.get("hash"):
         raise BadInput(
@@ -37,36 +42,50 @@ def _plan(data: Mapping[str, Any]) -> Plan:
     conditions, pending = _conditions(data)
     return Plan(
         request=tuple((str(key), freeze(value)) for key, value in sorted(data["request"].items())),
-        family=data["family"],
+        family=_text(data, "family"),
         features=tuple(_feature(item) for item in data["features"]),
         host_keys=FrozenMap(data["host_keys"]),
         warnings=tuple(_violation(item) for item in data["warnings"]),
         facts_used=tuple(
-            (name, freeze(fact["value"]), fact["source"]) for name, fact in sorted(data["facts"].items())
+            (str(name), freeze(fact["value"]), _text(fact, "source"))
+            for name, fact in sorted(data["facts"].items())
         ),
         conditions=conditions,
         pending=pending,
         versions=tuple(sorted((str(name), str(version)) for name, version in data["versions"].items())),
-        not_activatable=tuple(data["not_activatable"]),
-        chosen=tuple(data["chosen"]),
+        not_activatable=_texts(data, "not_activatable"),
+        chosen=_texts(data, "chosen"),
     )
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    if not isinstance(data[key], str):
+        raise TypeError(f"{key} is a text")
+    return str(data[key])
+
+
+def _texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    if not isinstance(data[key], list | tuple) or not all(isinstance(item, str) for item in data[key]):
+        raise TypeError(f"{key} is a list of texts")
+    return tuple(data[key])
 
 
 def _feature(data: Mapping[str, Any]) -> PlannedFeature:
     conditions, pending = _conditions(data)
-    texts: dict[str, Any] = {name: tuple(data[name]) for name in ("seams", "before", "after", "effects")}
+    texts: dict[str, Any] = {name: _texts(data, name) for name in ("seams", "before", "after", "effects")}
     plain: dict[str, Any] = {
-        name: data[name]
-        for name in ("plugin", "name", "kind", "tier", "tolerance", "experimental", "stage", "slot", "switch")
+        name: _text(data, name)
+        for name in ("plugin", "name", "kind", "tier", "tolerance", "stage", "slot", "switch")
     }
     return PlannedFeature(
         **plain,
         **texts,
+        experimental=data["experimental"] is True,
         options=tuple((str(key), freeze(value)) for key, value in sorted(data["options"].items())),
         evidence=tuple(_evidence(text) for text in data["evidence"]),
         conditions=conditions,
         pending=pending,
-        not_activatable=data["not_activatable"],
+        not_activatable=_text(data, "not_activatable"),
     )
 
 
@@ -78,9 +97,8 @@ def _conditions(data: Mapping[str, Any]) -> tuple[tuple[Condition, ...], tuple[C
 
 def _violation(data: Mapping[str, Any]) -> Violation:
     chains = tuple(_chain(text) for text in data["chains"])
-    return Violation(
-        data["code"], data["level"], data["reason"], tuple(data["involves"]), data["fix"], chains
-    )
+    code, level, reason, fix = (_text(data, key) for key in ("code", "level", "reason", "fix"))
+    return Violation(code, level, reason, _texts(data, "involves"), fix, chains)
 
 
 def _chain(text: str) -> Chain:
@@ -120,6 +138,8 @@ def _changes(plan: Plan, catalog: Catalog) -> Iterable[tuple[str, str]]:
         elif record.version != version:
             yield name, f"the plan was made with {name} {version}, installed is {record.version}"
     named = {name for name, _ in plan.versions}
+    yield from _changes_of_the_host(plan, catalog)
+    yield from _changes_of_the_family(plan, catalog, named)
     for feature in plan.features:
         record = installed.get(feature.plugin)
         manifest = record.manifest if record is not None else None
@@ -132,6 +152,39 @@ def _changes(plan: Plan, catalog: Catalog) -> Iterable[tuple[str, str]]:
             )
 
 
+def _changes_of_the_host(plan: Plan, catalog: Catalog) -> Iterable[tuple[str, str]]:
+    for name in repeated(feature.name for feature in plan.features):
+        yield "wf-core", f"the plan has {name} more than once"
+    if set(plan.host_keys) != set(catalog.host_keys):
+        yield "wf-core", "the plan's keys of the host are not those of this host"
+        return
+    for name, key in catalog.host_keys.items():
+        value = plan.host_keys[name]
+        if value is not None and key.option.convert(value, name) != value:
+            yield "wf-core", f"the plan's {name} is no value of that key"
+
+
+def _changes_of_the_family(plan: Plan, catalog: Catalog, named: set[str]) -> Iterable[tuple[str, str]]:
+    record, declared = catalog.family_plugin(plan.family), catalog.family(plan.family)
+    if record is None or record.manifest is None or declared is None:
+        return  # nothing can be opened without it, which opening says
+    if record.name not in named:
+        yield record.name, f"the plan does not say which version of {record.name} it was made with"
+    kept = {*plan.conditions}
+    lacking = [c for c in declared.conditions if c.bind(record.manifest.tables) not in kept]
+    if lacking:
+        yield record.name, f"the plan does not check a condition of {plan.family}: {lacking[0].reason}"
+    if bool(declared.state) != (plan.family in plan.not_activatable):
+        yield record.name, f"the plan says otherwise whether models of {plan.family} can be opened"
+
+
+def _effects_fit(feature: PlannedFeature, declared: FeatureDecl) -> bool:
+    """Whether the plan's effects are declared ones, and all are there that do not depend on anything."""
+    options = feature.options_dict()
+    always = {str(rule.effect.bind(options)) for rule in declared.effects if rule.when is None}
+    return always <= {*feature.effects} <= {str(rule.effect.bind(options)) for rule in declared.effects}
+
+
 def _differences(feature: PlannedFeature, declared: FeatureDecl | None, tables: Tables) -> Iterable[str]:
     if declared is None:
         yield f"{feature.plugin} has no feature {feature.name} any more"
@@ -139,7 +192,12 @@ def _differences(feature: PlannedFeature, declared: FeatureDecl | None, tables: 
     for name in _SAME:
         if getattr(feature, name) != getattr(declared, name):
             yield f"the plan's {name} of {feature.name} is not what {feature.plugin} declares"
-    lacking = [c for c in declared.conditions if c.bind(tables) not in feature.conditions]
+    if feature.not_activatable != declared.state.partition(":")[2].strip():
+        yield f"the plan says otherwise whether {feature.name} can be activated"
+    if not _effects_fit(feature, declared):
+        yield f"the plan's effects of {feature.name} are not those that {feature.plugin} declares"
+    kept = {*feature.conditions}
+    lacking = [c for c in declared.conditions if c.bind(tables) not in kept]
     if lacking:
         yield f"the plan does not check a condition of {feature.name}: {lacking[0].reason}"
     if {option.name for option in declared.options} != {name for name, _ in feature.options}:

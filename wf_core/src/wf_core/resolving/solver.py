@@ -9,13 +9,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from wf_core.errors import BadInput
+
 Literal = int
 Clause = tuple[Literal, ...]
 Model = frozenset[Literal]
+Decided = tuple[int, list[int], bool]
+"""The place of a decision in the order, the variables that it assigned, and whether true is left to try."""
 Lazy = Callable[[Model], Clause | None]
 """Looks at a model and gives a clause that it breaks, or None: for constraints that are too many to write down."""
+MOST_STEPS = 20_000_000
+LAZY_STEPS = 20_000
+"""How many literals one solver looks at, and for how many a model counts that ``lazy`` takes back: some seconds."""
 SWITCH = 1 << 60
 """Above every variable: a clause with the literal -(SWITCH + i) counts only where that switch is assumed."""
+
+
+class TooManyChoices(BadInput):
+    """A search that would not end in time: only manifests that are written for it make one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the request leaves too many choices to go through; name the features that are meant"
+        )
 
 
 def satisfiable(
@@ -108,6 +124,7 @@ class _Solver:
 
     def __init__(self, clauses: Iterable[Clause], lazy: Lazy | None = None) -> None:
         self.lazy = lazy
+        self.steps = 0
         self.clauses: list[Clause] = []
         self.occurs: dict[Literal, list[int]] = defaultdict(list)
         self.units: list[Literal] = []
@@ -137,7 +154,13 @@ class _Solver:
             broken = self.lazy(frozenset(literal for literal in model if abs(literal) < SWITCH))
             if broken is None:
                 return model
+            self._step(LAZY_STEPS)
             self.add(broken)
+
+    def _step(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps > MOST_STEPS:
+            raise TooManyChoices
 
     def solve(self, assumed: Sequence[Literal]) -> Model | None:
         if self.empty:
@@ -146,9 +169,7 @@ class _Solver:
         if not self._assign([*self.units, *assumed], held, []):
             return None
         order = sorted(self.variables - set(held))
-        trail: list[
-            tuple[int, list[int], bool]
-        ] = []  # a decision, what it assigned, and whether it was false first
+        trail: list[Decided] = []
         at = 0
         while at < len(order):
             variable = order[at]
@@ -157,28 +178,28 @@ class _Solver:
                 continue
             assigned: list[int] = []
             if self._assign([-variable], held, assigned):
-                trail.append((variable, assigned, True))
+                trail.append((at, assigned, True))
                 continue
             _undo(held, assigned)
             assigned = []
             if self._assign([variable], held, assigned):
-                trail.append((variable, assigned, False))
+                trail.append((at, assigned, False))
                 continue
             _undo(held, assigned)
-            if not self._backtrack(held, trail):
+            if not self._backtrack(order, held, trail):
                 return None
-            at = 0
+            at = trail[-1][0]
         return frozenset(variable if value else -variable for variable, value in held.items())
 
-    def _backtrack(self, held: dict[int, bool], trail: list[tuple[int, list[int], bool]]) -> bool:
+    def _backtrack(self, order: Sequence[int], held: dict[int, bool], trail: list[Decided]) -> bool:
         """Turns the last decision that was false into true; False when there is none left."""
         while trail:
-            variable, assigned, first = trail.pop()
+            at, assigned, first = trail.pop()
             _undo(held, assigned)
             if first:
                 assigned = []
-                if self._assign([variable], held, assigned):
-                    trail.append((variable, assigned, False))
+                if self._assign([order[at]], held, assigned):
+                    trail.append((at, assigned, False))
                     return True
                 _undo(held, assigned)
         return False
@@ -195,6 +216,7 @@ class _Solver:
                 continue
             held[variable] = value
             assigned.append(variable)
+            self._step(sum(len(self.clauses[index]) for index in self.occurs[-literal]))
             for index in self.occurs[-literal]:
                 unit = self._unit(self.clauses[index], held)
                 if unit == 0:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from wf_core.facts import Facts
-from wf_core.facts.files import file_facts
-from wf_core.facts.run import with_derived
 from wf_core.manifests.conditions import Condition, Ref
 from wf_core.manifests.vocabulary import SCHEMA
 from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.asking import Request, together
-from wf_core.resolving.deciding import decide
+from wf_core.resolving.deciding import decide, judged_by
 from wf_core.resolving.judging import CONDITION, judge_demand
 from wf_core.resolving.matrix import REFUSED, Entry, between, one_value, state_of
 from wf_core.resolving.naming import Target
 from wf_core.resolving.plan import Change, Fix, Refusal, Violation
-from wf_core.resolving.request import ParsedRequest, parse_request
+from wf_core.resolving.request import parse_request
 from wf_core.resolving.resolve import refusal
 from wf_core.resolving.rules import core_rules
 from wf_core.values import show, thaw
@@ -170,7 +168,7 @@ def why(
 def grounds_of(request: Request, facts: Facts, catalog: Catalog) -> tuple[Ground, ...]:
     """Every condition of the features of a request, those that rules lay on them too, in the order they are judged."""
     parsed = parse_request(request, catalog, facts.get("model.family") or "")
-    known = _known(parsed, facts)
+    known = judged_by(parsed, facts)
     rules = catalog.rules(core_rules())
     judged = [judge_demand(demand, demand.offer, known, catalog, rules) for demand in parsed.demands]
     return tuple(
@@ -227,31 +225,6 @@ def _looked(ref: Ref, facts: Facts, options: Mapping[str, Any]) -> Looked:
     known, value = ref.find(facts, options)
     source = "option" if ref.kind == "option" else facts.source(ref.name)
     return Looked(ref.name, known, value, source)
-
-
-def _known(parsed: ParsedRequest, facts: Facts) -> Facts:
-    """What the features of a request are judged by: the facts with what the call, the request and its files add."""
-    known = with_derived(facts).with_(
-        {f"request.{key}": value for key, value in parsed.host_keys.items()}, source="request"
-    )
-    return known.merged(file_facts(known, _files(parsed))).with_(_set(parsed), source="the request")
-
-
-def _files(parsed: ParsedRequest) -> Iterator[tuple[str, Any, str]]:
-    for demand in parsed.demands:
-        for declared in demand.offer.feature.files:
-            if isinstance(demand.options.get(declared.option), str):
-                yield demand.feature, declared, str(demand.options[declared.option])
-
-
-def _set(parsed: ParsedRequest) -> dict[str, Any]:
-    """The facts whose place an option takes."""
-    return {
-        option.sets: demand.options[option.name]
-        for demand in parsed.demands
-        for option in demand.offer.feature.options
-        if option.sets and option.name in demand.options
-    }
 
 
 # --- what to change ------------------------------------------------------------------------------------------------

@@ -30,16 +30,24 @@ def not_here(refused: Refused) -> str:
     return f"this machine cannot run it: {about[0].reason}" if about else ""
 
 
+def trial_of(family: PluginRecord) -> str:
+    """Where a family's bench is."""
+    assert family.manifest is not None and family.manifest.family is not None
+    return family.manifest.family.trial
+
+
 @attrs.frozen(slots=False)
 class PluginCase:
     """One plugin, and the plugins (families) beside which it is checked.
 
-    ``trials`` are requests, by feature, that a test gives in place of the manifest's.
+    ``trials`` are requests, by feature, that a test gives in place of the manifest's. ``found`` is what checks have
+    said of it, by name.
     """
 
     record: PluginRecord
     beside: tuple[PluginRecord, ...] = ()
     trials: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, kw_only=True)
+    found: dict[str, Any] = attrs.field(factory=dict, init=False, repr=False, eq=False)
 
     @property
     def manifest(self) -> Manifest:
@@ -89,8 +97,7 @@ class FeatureCase(PluginCase):
     @cached_property
     def bench(self) -> Bench:
         """The family's bench."""
-        assert self.family.manifest is not None and self.family.manifest.family is not None
-        return bench_at(self.family.manifest.family.trial)
+        return bench_at(trial_of(self.family))
 
     @cached_property
     def pipe(self) -> Any:

@@ -6,11 +6,13 @@ as (seam, whether the next layer was called), and the states in the report.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 PREFIX = "wf_plugin_"
@@ -94,19 +96,38 @@ def _work(told: Mapping[str, Any]) -> dict[str, Any]:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{told['meeting']}", rank=told["rank"], world_size=told["world"]
         )
+    from wf_core.errors import BaseModified
     from wf_core.testing.bench import bench_at
     from wf_core.testing.hosts import host_of
     from wf_core.testing.watching import WatchedHost
 
-    host = WatchedHost(host_of(*told["modules"]).discovery)
     bench = bench_at(told["bench"])
     pipe = bench.pipeline()
+    if told.get("imports"):
+        return {"changed": _changed_by_import(told["modules"][0], pipe, bench)}
+    host = WatchedHost(host_of(*told["modules"]).discovery)
     states: dict[str, str] = {}
     for request in told["requests"]:
-        with host.session(pipe, request) as session:
+        with suppress(BaseModified), host.session(pipe, request) as session:  # other checks say that it is
             session.pipe(**bench.arguments(told.get("seed", 5), **told["changes"]))
             states.update({name: claim["state"] for name, claim in session.report["effective"].items()})
     return {"calls": [list(call) for call in host.calls], "states": states}
+
+
+def _changed_by_import(module: str, pipe: Any, bench: Any) -> list[str]:
+    """What is different about a pipeline after a plugin is imported beside it."""
+    import torch
+
+    from wf_core.isolation.fingerprint import fingerprint
+    from wf_core.isolation.guard import ProcessState
+
+    plain = pipe(**bench.arguments()).frames
+    before, process = fingerprint(pipe, contents=True), ProcessState.capture()
+    importlib.import_module(module)
+    changed = before.diff(fingerprint(pipe, contents=True)) + process.diff(ProcessState.capture())
+    if not torch.equal(pipe(**bench.arguments()).frames, plain):
+        changed.append("the output is another")
+    return changed
 
 
 if __name__ == "__main__":

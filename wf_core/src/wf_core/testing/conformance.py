@@ -12,6 +12,7 @@ name stands in ``expected_to_fail`` with the reason; then it must fail, and pass
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -23,7 +24,8 @@ from wf_core.testing.checks import Check, all_checks, checks_for
 from wf_core.testing.examination import apply, families_beside, implemented, subjects
 from wf_core.testing.hosts import record_of
 
-RESERVED = ("test_nothing_is_taken_away",)
+RESERVED = ("test_nothing_is_taken_away", "test_it_is_of_the_kind", "record", "case")
+"""What no class of a plugin's tests may have as its own; Python refuses such a class."""
 
 
 class Conformance:
@@ -45,14 +47,20 @@ class Conformance:
         if cls.__dict__.get("kind"):  # one of the classes below: it gets its tests
             for check in checks_for(cls.kind, implemented=True):
                 setattr(cls, f"test_{check.name}", _test_of(check))
+        else:
+            own = [
+                name for name in RESERVED if inspect.getattr_static(cls, name) is not vars(Conformance)[name]
+            ]
+            if own:
+                raise TypeError(
+                    f"{cls.__name__} overrides {', '.join(own)}: the kit could not see what else it changes"
+                )
 
     def test_nothing_is_taken_away(self) -> None:
         """Every check of the kind is there as the kit wrote it, and what is expected to fail is a check."""
         base = next(cls for cls in type(self).__mro__ if cls.__dict__.get("kind"))
         names = [f"test_{check.name}" for check in checks_for(self.kind, implemented=True)]
-        changed = [
-            name for name in (*names, *RESERVED) if getattr(type(self), name, None) is not getattr(base, name)
-        ]
+        changed = [name for name in names if getattr(type(self), name, None) is not getattr(base, name)]
         assert not changed, (
             f"{type(self).__name__} overrides {', '.join(changed)}: a check is not changed. Say in `expected_to_fail` "
             "which one fails, and why."

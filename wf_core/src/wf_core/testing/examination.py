@@ -12,7 +12,7 @@ from wf_core.errors import Refused
 from wf_core.manifests.vocabulary import MODEL_KINDS
 from wf_core.plugins.discovery import PluginRecord
 from wf_core.testing.cases import TOY, FamilyCase, FeatureCase, ModelCase, PluginCase, not_here
-from wf_core.testing.checks import Check, Nonconformity, NotApplicable, checks_for
+from wf_core.testing.checks import Check, Nonconformity, NotApplicable, check_named, checks_for
 from wf_core.testing.hosts import record_of
 
 State = Literal["passed", "failed", "not applicable"]
@@ -20,13 +20,17 @@ State = Literal["passed", "failed", "not applicable"]
 
 @attrs.frozen
 class Result:
-    """What one check said about one subject (a feature, a model, or "" for the plugin)."""
+    """What one check said about one subject (a feature, a model, or "" for the plugin).
+
+    ``waits`` names the check that failed before it, so that this one was not made.
+    """
 
     check: Check
     subject: str
     state: State
     message: str = ""
     seconds: float = 0.0
+    waits: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -81,7 +85,21 @@ def subjects(
 
 
 def apply(check: Check, case: Any, subject: str = "") -> Result:
-    """Runs one check on one subject. What the plugin raises is a failure too, and told as it was raised."""
+    """What one check says of one subject, asked once for each case. It waits for the checks that come before it."""
+    if check.name not in case.found:
+        earlier = [apply(check_named(name), case, subject) for name in check.after]
+        failed = [r.waits or r.check.name for r in earlier if r.state == "failed" or r.waits]
+        if failed:
+            why = f"{failed[0]} fails, and comes first: this check would judge by what is wrong already"
+            case.found[check.name] = Result(check, subject, "not applicable", why, waits=failed[0])
+        else:
+            case.found[check.name] = _run(check, case, subject)
+    result: Result = case.found[check.name]
+    return result
+
+
+def _run(check: Check, case: Any, subject: str) -> Result:
+    """Runs one check. What the plugin raises is a failure too, and told as it was raised."""
     started = time.perf_counter()
 
     def result(state: State, message: str = "") -> Result:

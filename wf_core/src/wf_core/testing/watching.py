@@ -25,13 +25,15 @@ class WatchedHost(Host):
     """A host that wraps the handlers of every technique it builds.
 
     ``bypassed``: the handlers are not called, as if the technique did nothing. ``calls`` lists each handler call as
-    (seam, whether the next layer was called). ``inside`` tells whether the current thread is in a plugin's own code.
+    (seam, whether the next layer was called); ``grad_left`` the seams at which a handler left the grad mode changed.
+    ``inside`` tells whether the current thread is in a plugin's own code.
     """
 
     def __init__(self, discovery: Discovery) -> None:
         super().__init__(discovery)
         self.bypassed = False
         self.calls: list[tuple[str, bool]] = []
+        self.grad_left: list[str] = []
         self.techniques: list[Technique] = []
         self._local = threading.local()
 
@@ -84,8 +86,11 @@ class WatchedHost(Host):
                 with self.code(False):
                     return inner(*given)
 
+            grad = torch.is_grad_enabled()
             with self.code(True):
                 result = handler(next_layer, site, *args)
+            if torch.is_grad_enabled() != grad:
+                self.grad_left.append(seam)
             self.calls.append((seam, went_on))
             return result
 

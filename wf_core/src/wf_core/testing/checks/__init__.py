@@ -6,6 +6,13 @@ functions stand behind the conformance classes (`wf_core.testing`) and behind ``
 
 from __future__ import annotations
 
-from wf_core.testing.checks.registry import Check, Nonconformity, NotApplicable, all_checks, checks_for
+from wf_core.testing.checks.registry import (
+    Check,
+    Nonconformity,
+    NotApplicable,
+    all_checks,
+    check_named,
+    checks_for,
+)
 
-__all__ = ["Check", "Nonconformity", "NotApplicable", "all_checks", "checks_for"]
+__all__ = ["Check", "Nonconformity", "NotApplicable", "all_checks", "check_named", "checks_for"]

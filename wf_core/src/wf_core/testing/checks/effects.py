@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
 
-from wf_core.errors import BaseModified
 from wf_core.testing.cases import FeatureCase
 from wf_core.testing.checks.registry import Nonconformity, check
 from wf_core.testing.watching import Operators, WatchedHost
 
 
-@check("feature")
+@check("feature", after=("base_is_untouched_after_success",))
 def declared_effects_match_what_is_seen(case: FeatureCase) -> None:
-    """No undeclared change of the process, wait for the device, random draw, write to a weight, or patched class."""
+    """No undeclared wait for the device, random draw, skipped block, or passing write to a weight or the grad mode."""
     declared = {rule.effect.name for rule in case.feature.effects}
     host = case.watched()
     seen = Operators(host, _weights(case.pipe))
-    random = torch.get_rng_state()
-    try:
-        with case.session(host, verify_contents=True) as session:
-            with seen:
-                session.pipe(**case.arguments())
-    except BaseModified as modified:
-        raise Nonconformity(
-            f"{modified} A technique replaces modules and parameters on the copy that prepare() receives; "
-            "a process-wide setting goes through process_settings() and the effect process-global."
-        ) from modified
-    if seen.draws or not torch.equal(random, torch.get_rng_state()):
-        what = ", ".join(sorted(set(seen.draws))) or "something"
+    streams = _streams()
+    with case.session(host) as session:
+        with seen:
+            session.pipe(**case.arguments())
+    moved = [name for name, state in _streams().items() if state != streams[name]]
+    if seen.draws or moved:
+        what = ", ".join(sorted(set(seen.draws)) or moved)
         raise Nonconformity(
             f"random numbers are drawn from the process's stream ({what}): use a torch.Generator of your own, so that "
             "the user's seed means what it meant."
@@ -43,7 +38,17 @@ def declared_effects_match_what_is_seen(case: FeatureCase) -> None:
         raise Nonconformity(
             f"a weight that the user's pipeline shares was written to: {seen.writes[0]}. Replace the parameter instead."
         )
+    if host.grad_left:
+        raise Nonconformity(
+            f"a handler at {host.grad_left[0]} leaves the grad mode changed for the layers around it: use "
+            "`with torch.no_grad():` (or enable_grad) around your own computation, which puts it back."
+        )
     _check_skips(case, host, declared)
+
+
+def _streams() -> dict[str, Any]:
+    """The states of the process's random streams."""
+    return {"torch's CPU generator": torch.get_rng_state().tolist(), "python's random": random.getstate()}
 
 
 def _check_skips(case: FeatureCase, host: WatchedHost, declared: set[str]) -> None:

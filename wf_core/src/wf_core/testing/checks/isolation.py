@@ -18,6 +18,8 @@ from wf_core.testing.cases import FeatureCase
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
 from wf_core.testing.watching import Injected, Raiser
 
+SUCCESS = "base_is_untouched_after_success"
+TOGETHER_SECONDS = 60.0
 MOST_CALLS = 24
 """Of more calls of one seam than this, those that raise are spread evenly, the first and the last among them."""
 
@@ -37,12 +39,17 @@ def switched_off_is_identity(case: FeatureCase) -> None:
 @check("feature")
 def base_is_untouched_after_success(case: FeatureCase) -> None:
     """Structure, tensor metadata and contents of the base, and the process, are as before after a run."""
-    with _untouched(case, "a run that succeeded"):
-        with case.session(verify_contents=True) as session:
+    try:
+        with _untouched(case, "a run that succeeded"), case.session(verify_contents=True) as session:
             session.pipe(**case.arguments())
+    except Nonconformity as found:
+        raise Nonconformity(
+            f"{found} A technique replaces modules and parameters on the copy that prepare() receives, and patches no "
+            "class; a process-wide setting goes through process_settings() and the effect process-global."
+        ) from found
 
 
-@check("feature")
+@check("feature", after=(SUCCESS, "a_second_request_starts_clean", "memory_is_released"))
 def base_is_untouched_after_an_abort(case: FeatureCase) -> None:
     """After a run that a callback aborts, or interrupts, nothing is left and the next run is right."""
 
@@ -53,6 +60,7 @@ def base_is_untouched_after_an_abort(case: FeatureCase) -> None:
         pipe._interrupt = True
         return {}
 
+    case.alone  # noqa: B018  made before, so that it is not made inside of what is watched
     with _untouched(case, "an aborted run"), case.session(verify_contents=True) as session:
         for stop in (abort, interrupt):
             try:
@@ -67,13 +75,14 @@ def base_is_untouched_after_an_abort(case: FeatureCase) -> None:
             )
 
 
-@check("feature")
+@check("feature", after=("base_is_untouched_after_an_abort",))
 def base_is_untouched_after_an_exception_at_every_seam_call(case: FeatureCase) -> None:
     """At each call of each of its seams the next layer raises: nothing is left, the next run is bit-identical."""
     seams = [seam for seam in case.feature.seams if seam not in ("scheduler", "placement")]
     if not seams:
         raise NotApplicable("it stands at no seam that is called")
     raiser = Raiser(*seams)
+    case.alone  # noqa: B018  made before, so that it is not made inside of what is watched
     with _untouched(case, "runs that raised"):
         with case.session(extra={"raiser": raiser}, verify_contents=True) as session:
             _expect(session.pipe(**case.arguments()).frames, case.alone, "a run with an observer inside")
@@ -88,7 +97,7 @@ def base_is_untouched_after_an_exception_at_every_seam_call(case: FeatureCase) -
                 )
 
 
-@check("feature")
+@check("feature", after=(SUCCESS,))
 def a_second_request_starts_clean(case: FeatureCase) -> None:
     """A second run of another size and number of steps gives what it gives when it is run first."""
     other = dict(case.bench.other)
@@ -102,9 +111,9 @@ def a_second_request_starts_clean(case: FeatureCase) -> None:
     _expect(again, case.alone, "the third run of a session")
 
 
-@check("feature")
+@check("feature", after=(SUCCESS, "declared_effects_match_what_is_seen"))
 def two_sessions_at_once_equal_their_solo_runs(case: FeatureCase) -> None:
-    """Two sessions on one base, in two threads, each give what they give alone."""
+    """Two sessions on one base, in two threads and step by step together, each give what they give alone."""
     if any(rule.effect.name == "process-global" for rule in case.feature.effects):
         raise NotApplicable(
             "it holds settings of the whole process, so that its sessions are alone by contract"
@@ -116,27 +125,46 @@ def two_sessions_at_once_equal_their_solo_runs(case: FeatureCase) -> None:
     changes = {"first": {}, "second": other}
     with case.session() as one, case.session() as two:
         sessions = {"first": one, "second": two}
-        _in_threads({name: _call(case, sessions[name], changes[name], got, name) for name in wanted})
+        step = threading.Barrier(len(wanted))
+        _in_threads({name: _call(case, sessions[name], changes[name], got, name, step) for name in wanted})
     for name, frames in wanted.items():
         if isinstance(got[name], BaseException):
-            raise Nonconformity(f"of two sessions at once the {name} failed: {got[name]}") from got[name]
+            raise Nonconformity(
+                f"of two sessions at once the {name} failed: {got[name]} Keep what belongs to a run on the technique, "
+                "never on a class or a module: every session has a technique of its own."
+            ) from got[name]
         _expect(got[name], frames, f"of two sessions at once the {name}")
 
 
-@check("feature")
+@check("feature", after=(SUCCESS,))
 def memory_is_released(case: FeatureCase) -> None:
     """After a run the technique holds no tensor of it; after the session nothing of it is alive."""
     case.plain  # noqa: B018  what torch keeps after a first call is no leak of the plugin
-    with case.session() as session:
-        session.pipe(**case.arguments())
-        _nothing_held(session, "a run")
-    del session
+    kept = _alive_after_a_run(case, case.request)
+    usual = _alive_after_a_run(case, {})
+    if kept > usual:
+        raise Nonconformity(
+            f"{kept - usual} tensors of a run are alive after it that a plain run does not leave: release every tensor "
+            "in end(), and name in held_tensors() what is kept meanwhile."
+        )
     alive = _alive_after(lambda: _two_sessions(case))
     if alive:
         raise Nonconformity(
             f"{alive} tensors are alive after two sessions that were not before: release every tensor in end() and "
             "close(), and keep none in a module-level or class-level container."
         )
+
+
+def _alive_after_a_run(case: FeatureCase, request: dict[str, Any]) -> int:
+    """How many tensors of the second run of an open session outlive it; what the first prepares once may stay."""
+    with case.host.session(case.pipe, request) as session:
+
+        def run() -> None:
+            session.pipe(**case.arguments())
+
+        run()
+        _nothing_held(session, "a run")
+        return _alive_after(run)
 
 
 def _two_sessions(case: FeatureCase) -> None:
@@ -166,7 +194,6 @@ def _nothing_held(session: Session, when: str) -> None:
 @contextmanager
 def _untouched(case: FeatureCase, when: str) -> Iterator[None]:
     process, before = ProcessState.capture(), fingerprint(case.pipe, contents=True)
-    case.alone  # noqa: B018  made before, so that it is not made inside of what is watched
     try:
         yield
     except BaseModified as modified:
@@ -199,7 +226,7 @@ def _spread(count: int) -> list[int]:
 
 
 def _expect(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    if got.shape != wanted.shape or not torch.equal(got, wanted):
+    if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=0.0, atol=0.0, equal_nan=True):
         raise Nonconformity(
             f"{what} is not bit-identical to the same call run first ({_distance(got, wanted)}): state of one run "
             "reaches another. Drop it in begin() and end()."
@@ -213,13 +240,29 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> str:
 
 
 def _call(
-    case: FeatureCase, session: Session, changes: dict[str, Any], got: dict[str, Any], name: str
+    case: FeatureCase,
+    session: Session,
+    changes: dict[str, Any],
+    got: dict[str, Any],
+    name: str,
+    step: threading.Barrier,
 ) -> Callable[[], None]:
+    """One run that waits for the other at the end of each step, as long as both go on."""
+
+    def together(*_: Any) -> Any:
+        try:
+            step.wait(TOGETHER_SECONDS)
+        except threading.BrokenBarrierError:
+            pass
+        return {}
+
     def call() -> None:
         try:
-            got[name] = session.pipe(**case.arguments(**changes)).frames
+            got[name] = session.pipe(**case.arguments(**changes), callback_on_step_end=together).frames
         except BaseException as error:
             got[name] = error
+        finally:
+            step.abort()
 
     return call
 

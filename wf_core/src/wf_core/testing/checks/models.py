@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from wf_core.errors import BadInput
+from wf_core.errors import BadInput, BaseModified, Refused
 from wf_core.facts.run import RUN_OPTIONS
 from wf_core.isolation.fingerprint import fingerprint
 from wf_core.kinds.techniques import Technique
@@ -18,6 +19,7 @@ from wf_core.testing.cases import FamilyCase, ModelCase
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
 from wf_core.testing.watching import Injected
 
+SAME = "an_empty_session_is_bit_identical"
 CALLED = tuple(name for name in SEAMS if name not in ("placement", "modulation", "scheduler", "vae.encode"))
 
 
@@ -41,9 +43,15 @@ def an_empty_session_is_bit_identical(case: FamilyCase) -> None:
     """A session with nothing in it gives the pipeline's own output, and leaves the pipeline as it was."""
     plain = case.pipe(**case.arguments()).frames
     before = fingerprint(case.pipe, contents=True)
-    with case.host.session(case.pipe, {}, verify_contents=True) as session:
-        first = session.pipe(**case.arguments()).frames
-        second = session.pipe(**case.arguments(**case.bench.other)).frames
+    try:
+        with case.host.session(case.pipe, {}, verify_contents=True) as session:
+            first = session.pipe(**case.arguments()).frames
+            second = session.pipe(**case.arguments(**case.bench.other)).frames
+    except BaseModified as modified:
+        changed = "; ".join(modified.differences[:3])
+        raise Nonconformity(
+            f"{changed}: change what install() is given, and write to none of its tensors."
+        ) from None
     other = case.pipe(**case.arguments(**case.bench.other)).frames
     if not (torch.equal(first, plain) and torch.equal(second, other)):
         raise Nonconformity(
@@ -54,7 +62,7 @@ def an_empty_session_is_bit_identical(case: FamilyCase) -> None:
         raise Nonconformity(f"a session changed the base: {'; '.join(lines[:3])}.")
 
 
-@check("family")
+@check("family", after=(SAME,))
 def every_seam_is_there_and_exact(case: FamilyCase) -> None:
     """Each declared seam is called when it is claimed, and a handler that passes everything through changes nothing."""
     family = case.manifest.family
@@ -62,15 +70,24 @@ def every_seam_is_there_and_exact(case: FamilyCase) -> None:
     plain = case.pipe(**case.arguments()).frames
     for seam in (seam for seam in family.seams if seam in CALLED):
         through = _Through(seam)
-        with case.host.session(case.pipe, {}, extra={"through": through}) as session:
-            ours = session.pipe(**case.arguments()).frames
+        try:
+            with case.host.session(case.pipe, {}, extra={"through": through}) as session:
+                ours = session.pipe(**case.arguments()).frames
+        except Refused as refused:
+            raise Nonconformity(
+                f"the seam {seam} is declared, and a technique there is refused ({refused.refusal.one_line()}): wrap "
+                "it in install(), or take it out of `seams`."
+            ) from None
         if not through.calls:
-            raise Nonconformity(f"the seam {seam} is declared, and was never called in a run.")
+            raise Nonconformity(
+                f"the seam {seam} is declared, and was never called in a run: call what wiring.wrap() gave, or take it "
+                "out of `seams`."
+            )
         if not torch.equal(ours, plain):
             raise Nonconformity(f"a handler at {seam} that passes everything through changes the output.")
 
 
-@check("family")
+@check("family", after=(SAME,))
 def a_run_that_raises_leaves_nothing(case: FamilyCase) -> None:
     """After an exception in the middle of a run the base is untouched and the next run is right."""
     plain = case.pipe(**case.arguments()).frames
@@ -92,18 +109,39 @@ def a_run_that_raises_leaves_nothing(case: FamilyCase) -> None:
         raise Nonconformity(f"an aborted run changed the base: {'; '.join(lines[:3])}.")
 
 
-@check("family")
+@check("family", after=(SAME,))
 def a_closed_session_says_so(case: FamilyCase) -> None:
-    """The copy of a closed session raises when it is called, and the pipeline itself still works."""
+    """Pipeline and denoisers of a closed session raise when called, and the user's own pipeline still works."""
     session = case.host.session(case.pipe, {})
     pipe = session.pipe
+    calls = _calls_of_roots(case, pipe)
     session.close()
-    try:
-        pipe(**case.arguments())
-    except RuntimeError:
-        case.pipe(**case.arguments())
-    else:
-        raise Nonconformity("the pipeline of a closed session still runs: cut it loose in uninstall().")
+    for name, call in {"pipeline": lambda: pipe(**case.arguments()), **calls}.items():
+        try:
+            call()
+        except RuntimeError:
+            continue
+        raise Nonconformity(f"the {name} of a closed session still runs: cut it loose in uninstall().")
+    case.pipe(**case.arguments())
+
+
+def _calls_of_roots(case: FamilyCase, pipe: Any) -> dict[str, Callable[[], Any]]:
+    """For each denoiser of a session's pipeline, its last call in a run, to be made again."""
+    assert case.manifest.family is not None
+    components = {name: part for name, part in pipe.components.items() if part is not None}
+    calls: dict[str, Callable[[], Any]] = {}
+
+    def keep(name: str, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[name] = torch.no_grad()(partial(root, *args, **kwargs))
+
+    hooks = [
+        root.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+        for name, root in case.host.family(case.manifest.family.name).roots(components).items()
+    ]
+    pipe(**case.arguments())
+    for hook in hooks:
+        hook.remove()
+    return calls
 
 
 @check("model", needs_code=False)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from wf_core.facts import Facts
 from wf_core.manifests.options import BadValue, OptionDecl
 from wf_core.testing.cases import FeatureCase
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
@@ -33,6 +34,21 @@ def every_option_is_checked_at_its_bounds(case: FeatureCase) -> None:
         raise NotApplicable("it has no options")
     for option in case.feature.options:
         _check_option(case.feature.name, option)
+    _check_defaults(case)
+
+
+def _check_defaults(case: FeatureCase) -> None:
+    """What the feature does when nothing is said must not be what its own conditions refuse."""
+    defaults = {option.name: option.default for option in case.feature.options}
+    for condition in case.feature.conditions:
+        refs = tuple(condition.refs())
+        decided = all(ref.kind == "option" and defaults.get(ref.name) is not None for ref in refs)
+        if decided and condition.judge(Facts(), defaults).state == "unmet":
+            given = ", ".join(f"{ref.name} = {defaults[ref.name]!r}" for ref in refs)
+            raise Nonconformity(
+                f"a condition of {case.feature.name!r} refuses its own default ({given}): {condition.reason} Change "
+                "the default, or the condition."
+            )
 
 
 def _check_option(feature: str, option: OptionDecl) -> None:

@@ -6,10 +6,11 @@ import importlib
 import subprocess
 import sys
 
+from wf_core.errors import WfError
 from wf_core.hookspecs import HOOK_OF_KIND
 from wf_core.manifests.vocabulary import MODEL_KINDS
-from wf_core.testing.cases import FeatureCase, PluginCase
-from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
+from wf_core.testing.cases import FeatureCase, PluginCase, trial_of
+from wf_core.testing.checks.registry import CAN_BE_ASKED_FOR, Nonconformity, NotApplicable, check
 from wf_core.testing.child import run_children, task
 
 HEAVY = ("torch", "diffusers", "transformers", "numpy")
@@ -61,31 +62,63 @@ def every_hook_is_implemented(case: PluginCase) -> None:
             )
 
 
-@check("plugin")
+@check("plugin", after=(*CAN_BE_ASKED_FOR, "importing_it_is_cheap_and_changes_nothing"))
+def importing_it_changes_no_result(case: PluginCase) -> None:
+    """A pipeline that is there already computes the same, with the same classes, after the plugin is imported."""
+    if case.manifest.kind in MODEL_KINDS:
+        raise NotApplicable("it is a model, which other checks run")
+    for family in dict.fromkeys(own.family for own in _runnable(case)):
+        answer = run_children(
+            [task((case.record.module, family.module), trial_of(family), [], {}, imports=True)]
+        )[0]
+        if "error" in answer:
+            raise NotApplicable(f"it cannot be imported beside {family.module}, as other checks say")
+        if answer["changed"]:
+            raise Nonconformity(
+                f"importing {case.record.module} changes what a pipeline of {family.name} does, before anybody asked "
+                f"for a feature: {'; '.join(answer['changed'][:3])}. Move it from the top of the module into the hook "
+                "or the technique, and change nothing but the session's copy."
+            )
+
+
+@check("plugin", after=CAN_BE_ASKED_FOR)
 def it_works_alone_with_wf_core(case: PluginCase) -> None:
     """In a process where no other plugin but a model family can be imported, each feature runs and takes effect."""
     if case.manifest.kind in MODEL_KINDS:
         raise NotApplicable("it is a model, which other checks run")
     groups: dict[str, list[FeatureCase]] = {}
-    for feature in case.manifest.features:
-        if not feature.state:
-            own = FeatureCase(case.record, case.beside, feature=feature, trials=case.trials)
-            if own.runs_here:
-                groups.setdefault(own.family.module, []).append(own)
+    for own in _runnable(case):
+        groups.setdefault(own.family.module, []).append(own)
     for family, cases in groups.items():
-        first = cases[0]
-        assert first.family.manifest is not None and first.family.manifest.family is not None
-        told = task(
-            (case.record.module, family),
-            first.family.manifest.family.trial,
-            [own.request for own in cases],
-            {},
-        )
+        trial = trial_of(cases[0].family)
+        told = task((case.record.module, family), trial, [own.request for own in cases], {})
         answer = run_children([told])[0]
         if "error" in answer:
             raise Nonconformity(f"alone with wf-core and {family} it fails: {answer['error']}.")
-        missing = [own.feature.name for own in cases if answer["states"].get(own.feature.name) != "effective"]
-        if missing:
-            raise Nonconformity(
-                f"alone with wf-core and {family} these are not effective: {', '.join(missing)}."
-            )
+        for own in cases:
+            there, here = answer["states"].get(own.feature.name, "not turned on"), _state_here(own)
+            if there != here != "":
+                raise Nonconformity(
+                    f"alone with wf-core and {family} {own.feature.name} is {there}, and in this process it is {here}: "
+                    "it leans on something that another package or an earlier run brought."
+                )
+
+
+def _runnable(case: PluginCase) -> list[FeatureCase]:
+    """A case for each implemented feature that this machine can run, on a family that has a bench."""
+    own = [
+        FeatureCase(case.record, case.beside, feature=feature, trials=case.trials)
+        for feature in case.manifest.features
+        if not feature.state
+    ]
+    return [one for one in own if one.runs_here]
+
+
+def _state_here(case: FeatureCase) -> str:
+    """What the report says of the feature in this process; "" where it cannot be asked, as other checks say."""
+    try:
+        with case.session() as session:
+            session.pipe(**case.bench.arguments())
+            return str(session.report["effective"].get(case.feature.name, {}).get("state", "not turned on"))
+    except WfError:
+        return ""

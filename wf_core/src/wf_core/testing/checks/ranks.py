@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from wf_core.testing.cases import FeatureCase
+from wf_core.testing.cases import FeatureCase, trial_of
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
 from wf_core.testing.child import run_children, task
 
@@ -18,13 +18,12 @@ def ranks_decide_alike(case: FeatureCase) -> None:
     """A feature that declares rank-uniform-decision computes and skips alike on two processes with other values."""
     if all(rule.effect.name != UNIFORM for rule in case.feature.effects):
         raise NotApplicable(f"it does not declare {UNIFORM}")
-    assert case.family.manifest is not None and case.family.manifest.family is not None
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "meeting")
         tasks = [
             task(
                 (case.record.module, case.family.module),
-                case.family.manifest.family.trial,
+                trial_of(case.family),
                 [case.request],
                 case.changes,
                 rank=rank,

@@ -28,7 +28,8 @@ class NotApplicable(Exception):
 class Check:
     """One check: its name, the sentence that says what it proves, what it is about, and the function.
 
-    ``needs_code``: the check runs the plugin's code, so that it is left out for what is only declared.
+    ``needs_code``: the check runs the plugin's code, so that it is left out for what is only declared. ``after`` names
+    checks that must not fail first: this one would only repeat what they say, or judge by what is wrong already.
     """
 
     name: str
@@ -36,19 +37,27 @@ class Check:
     about: About
     needs_code: bool
     run: Callable[..., None]
+    after: tuple[str, ...] = ()
 
 
 _FOUND: dict[str, Check] = {}
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def check(about: About, *, needs_code: bool = True) -> Callable[[Function], Function]:
+CAN_BE_ASKED_FOR = ("examples_turn_their_features_on", "every_hook_is_implemented")
+"""What comes before every check that runs a feature."""
+
+
+def check(
+    about: About, *, needs_code: bool = True, after: tuple[str, ...] = ()
+) -> Callable[[Function], Function]:
     """Registers a function as a check; its name and the first line of its docstring are the check's own."""
 
     def register(function: Function) -> Function:
         name = function.__name__
         says = (function.__doc__ or "").strip().partition("\n")[0]
-        _FOUND[name] = Check(name, says, about, needs_code, function)
+        first = CAN_BE_ASKED_FOR if about == "feature" and needs_code else ()
+        _FOUND[name] = Check(name, says, about, needs_code, function, (*first, *after))
         return function
 
     return register
@@ -60,6 +69,12 @@ def all_checks() -> tuple[Check, ...]:
     for module in MODULES:
         importlib.import_module(f"wf_core.testing.checks.{module}")
     return tuple(_FOUND.values())
+
+
+def check_named(name: str) -> Check:
+    """The check of that name."""
+    all_checks()
+    return _FOUND[name]
 
 
 def checks_for(kind: str, *, implemented: bool) -> tuple[Check, ...]:

@@ -11,7 +11,7 @@ from wf_core.testing.cases import FeatureCase
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
 
 
-@check("feature")
+@check("feature", after=("base_is_untouched_after_success",))
 def asked_for_is_effective(case: FeatureCase) -> None:
     """The trial request runs, and its counters prove that the feature took effect."""
     with case.session() as session:
@@ -28,7 +28,7 @@ def asked_for_is_effective(case: FeatureCase) -> None:
         raise Nonconformity("the output has values that are not finite.")
 
 
-@check("feature")
+@check("feature", after=("base_is_untouched_after_success",))
 def counters_move_only_when_the_technique_acts(case: FeatureCase) -> None:
     """With its handlers bypassed the technique does nothing, and its counters must not say otherwise."""
     host = case.watched()
@@ -45,7 +45,7 @@ def counters_move_only_when_the_technique_acts(case: FeatureCase) -> None:
         )
 
 
-@check("feature")
+@check("feature", after=("base_is_untouched_after_success",))
 def the_claimed_tier_holds(case: FeatureCase) -> None:
     """Exact is bit-identical; equivalent keeps its stated bound; approximate states what was measured."""
     plain, ours = case.plain, case.alone

@@ -1,4 +1,4 @@
-"""The adapter of the toy family: every seam written out, with the order of operations of the stock forward."""
+"""The adapter of the toy family: every seam, in the order of the stock forward."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from wf_core.model.family import CallPlan, ModelFamily, Schedule
-from wf_core.model.roots import specialise
-from wf_core.model.wiring import Wiring
-from wf_core.testing.toy.model import SPACE, TIME, Output, ToyBlock, add_gated, attend, modulate
+from wf_core.api import CallPlan, ModelFamily, Schedule, Wiring, specialise
+from wf_core.testing.toy.model import SPACE, TIME, Output, add_gated, attend, modulate
 
 SLOT = "_wf"
 NAMES = ("hidden_states", "timestep", "encoder_hidden_states")
@@ -72,7 +70,7 @@ class _Calls:
             x = block(x)
         return x
 
-    def _sites(self, index: int, block: ToyBlock) -> Mapping[str, Callable[..., Any]]:
+    def _sites(self, index: int, block: Any) -> Mapping[str, Callable[..., Any]]:
         """The inner seams of one block, by seam and role."""
         path = f"blocks.{index}"
         found: dict[str, Callable[..., Any]] = {}
@@ -97,9 +95,7 @@ class _Calls:
         out: torch.Tensor = module.to_out(attention(*module.project(x, context), None).flatten(2))
         return out
 
-    def _block(
-        self, block: ToyBlock, sites: Mapping[str, Callable[..., Any]], x: torch.Tensor
-    ) -> torch.Tensor:
+    def _block(self, block: Any, sites: Mapping[str, Callable[..., Any]], x: torch.Tensor) -> torch.Tensor:
         parts = block.parts(self._now[0])
         for role, norm, at in zip(ROLES, (block.norm1, block.norm2, block.norm3), (0, 3, 6), strict=True):
             scale, shift, gate = parts[at : at + 3]

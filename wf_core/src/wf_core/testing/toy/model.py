@@ -1,4 +1,4 @@
-"""The toy model: transformer, VAE, scheduler and pipeline, in plain torch and small enough for a test."""
+"""The toy model: transformer, VAE, scheduler and pipeline, in plain torch and small."""
 
 from __future__ import annotations
 
@@ -182,11 +182,16 @@ class ToyScheduler:
 class ToyPipeline:
     """Text embeddings to video, with guidance: two transformer calls per step where the scale is above 1."""
 
-    def __init__(self, transformer: ToyTransformer, vae: ToyVae, scheduler: ToyScheduler) -> None:
+    def __init__(
+        self,
+        transformer: ToyTransformer,
+        vae: ToyVae,
+        scheduler: ToyScheduler,
+    ) -> None:
         self.transformer = transformer
         self.vae = vae
         self.scheduler = scheduler
-        parts = {"transformer": "ToyTransformer", "vae": "ToyVae", "scheduler": "ToyScheduler"}
+        parts = {name: type(part).__name__ for name, part in self.components.items()}
         self.config: dict[str, Any] = {"_name_or_path": "toy", **parts}
         self._interrupt = False
 

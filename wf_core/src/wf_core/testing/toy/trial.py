@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from wf_core.model.bench import Bench, seeded
-from wf_core.testing.toy.model import ToyPipeline, ToyScheduler, ToyTransformer, ToyVae
+from wf_core.api import Bench, seeded
+from wf_core.testing.toy.model import (
+    ToyPipeline,
+    ToyScheduler,
+    ToyTransformer,
+    ToyVae,
+)
 
 
 def pipeline() -> ToyPipeline:
     """Two blocks, four latent channels."""
-    return ToyPipeline(seeded(ToyTransformer), seeded(ToyVae, seed=1), ToyScheduler())
+    transformer = seeded(ToyTransformer)
+    vae = seeded(ToyVae, seed=1)
+    return ToyPipeline(transformer, vae, ToyScheduler())
 
 
 def bench() -> Bench:

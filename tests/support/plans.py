@@ -1,0 +1,42 @@
+"""Random legal requests over every feature that is implemented here, from a fixed seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from wf_core import Host, Refused
+from wf_core.values import thaw
+
+
+def trials(host: Host, base: Any) -> list[dict[str, Any]]:
+    """For each implemented feature of this model's family that this machine can run: the request that turns it on."""
+    family = host.resolve(base, {}).family
+    found = []
+    for record in host.plugins:
+        for feature in record.manifest.features if record.manifest is not None else ():
+            request = {key: thaw(value) for key, value in (feature.trial or feature.example).items()}
+            if feature.supports(family) and not feature.state and request and legal(host, base, request):
+                found.append(request)
+    return found
+
+
+def legal(host: Host, base: Any, request: dict[str, Any]) -> bool:
+    """Whether the request has a plan on this machine that a session can be opened with."""
+    try:
+        plan = host.resolve(base, request)
+    except Refused:
+        return False
+    return not plan.not_activatable
+
+
+def random_requests(host: Host, base: Any, seed: int) -> Iterator[dict[str, Any]]:
+    """Without end: a random subset of the features, together where that is legal. Empty requests are among them."""
+    choices, draw = trials(host, base), random.Random(seed)
+    while True:
+        request: dict[str, Any] = {}
+        for trial in draw.sample(choices, draw.randint(0, len(choices))):
+            if not request.keys() & trial.keys() and legal(host, base, {**request, **trial}):
+                request |= trial
+        yield request

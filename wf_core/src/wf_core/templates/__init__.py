@@ -1,0 +1,1 @@
+"""Distributions for new plugins: what ``wf new-plugin`` writes."""
