@@ -5,6 +5,7 @@
 #   make test      lint, then every test; JOBS=4 for more cores, PYTEST='-m "not slow"' to pass options on
 #   make lint      ruff, mypy --strict on the core, import contracts
 #   make docs      what is generated from the manifests: pages in docs/, and the core's table of known switches
+#   make soak      300 requests in four threads of one process: outputs as alone, and nothing grows (minutes)
 #   make bench     measurements, each beside its peer; BENCH=docs/bench keeps them as JSON
 #   make setup     only the environment
 #   make clean     everything that these targets wrote
@@ -27,7 +28,7 @@ MEMBERS := $(filter-out wf_core,$(PROJECTS:/pyproject.toml=))
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint docs bench setup clean
+.PHONY: demo test lint docs soak bench setup clean
 
 demo: $(STAMP)
 	$(BIN)/wf run tiny-wan --prompt "a red 3 moving left" -s feature_cache=teacache -s vae_temporal_chunk_size=2 \
@@ -44,6 +45,9 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+
+soak: $(STAMP)
+	$(BIN)/python tests/soak/soak.py
 
 bench: $(STAMP)
 	for name in session attention cli resolve; do \

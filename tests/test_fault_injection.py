@@ -1,4 +1,4 @@
-"""A hundred requests on tiny-wan, each hit by an exception at a random place: nothing is left, the next one is right."""
+"""A hundred requests on tiny-wan, an exception at a random place in each: nothing is left, the next run is right."""
 
 from __future__ import annotations
 

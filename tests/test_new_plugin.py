@@ -170,7 +170,7 @@ def test_the_answer_says_what_was_written(tmp_path: Path) -> None:
         ("mine\n", "no name of a plugin"),
         ("../mine", "no name of a plugin"),
         ("größe", "no name of a plugin"),
-        ("m" * 100_000, "longer than 30 characters"),
+        pytest.param("m" * 100_000, "longer than 30 characters", id="long"),
         ("toy", "family of the conformance tests"),
         ("cache-teacache", "the plugin cache-teacache of wf-plugin-cache-teacache"),
         ("teacache", "the feature teacache of wf-plugin-cache-teacache"),
@@ -188,7 +188,9 @@ def test_a_bad_name_is_one_line(name: str, says: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["quantizer", "feature_cache", "", "common", "../fusion", "x" * 100_000])
+@pytest.mark.parametrize(
+    "kind", ["quantizer", "feature_cache", "", "common", "../fusion", pytest.param("x" * 100_000, id="long")]
+)
 def test_a_kind_without_a_template_is_one_line_that_names_those_there_are(kind: str, tmp_path: Path) -> None:
     result = wf("new-plugin", "mine", "--kind", kind, "--out", tmp_path)
     assert (result.exit_code, result.stdout) == (2, "")

@@ -12,8 +12,25 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from wf_core.facts import Facts
+
 SECONDS = 10.0
+SEEDS = st.integers(0, 2**32)
+FACTS = Facts.of(
+    {"model.family": "wan", "model.id": "x", "model.here": True, "device.type": "cuda", "device.sm": 90},
+    "test",
+)
 LONGEST_LINE = 5000
+
+
+def examples(count: int) -> Any:
+    return settings(
+        max_examples=count, deadline=None, derandomize=True, database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )  # fmt: skip
 
 
 def deep(levels: int, value: Any = 1) -> Any:

@@ -24,33 +24,14 @@ from diffusers import (
 )
 from PIL import Image
 
-W_CONFIG: dict[str, Any] = {
-    "patch_size": (1, 2, 2),
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "in_channels": 4,
-    "out_channels": 4,
-    "text_dim": 16,
-    "freq_dim": 256,
-    "ffn_dim": 32,
-    "num_layers": 4,
-    "cross_attn_norm": True,
-    "qk_norm": "rms_norm_across_heads",
-    "rope_max_seq_len": 32,
-}
-TEXT_TOKENS = 7
+from wf_core.testing import seeded
+from wf_plugin_wan.trial import TEXT_TOKENS, TRANSFORMER, VAE
 
-
-def seeded(build: Any, seed: int = 0, **config: Any) -> Any:
-    """A model from a fixed seed, in evaluation mode, without gradients; the caller's random stream is untouched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build(**config)
-    return model.eval().requires_grad_(False)
+W_CONFIG: dict[str, Any] = {**TRANSFORMER, "in_channels": 4, "out_channels": 4, "num_layers": 4}
 
 
 def w(seed: int = 0, **changes: Any) -> WanTransformer3DModel:
-    return seeded(WanTransformer3DModel, seed, **{**W_CONFIG, **changes})
+    return seeded(WanTransformer3DModel, seed=seed, **{**W_CONFIG, **changes})
 
 
 def w16(seed: int = 0, **changes: Any) -> WanTransformer3DModel:
@@ -75,14 +56,14 @@ HY_CONFIG: dict[str, Any] = {
 
 
 def hy(seed: int = 0, **changes: Any) -> HunyuanVideoTransformer3DModel:
-    return seeded(HunyuanVideoTransformer3DModel, seed, **{**HY_CONFIG, **changes})
+    return seeded(HunyuanVideoTransformer3DModel, seed=seed, **{**HY_CONFIG, **changes})
 
 
 def ltx(seed: int = 0) -> LTXVideoTransformer3DModel:
     """A video model of a family that no plugin provides."""
     return seeded(
         LTXVideoTransformer3DModel,
-        seed,
+        seed=seed,
         in_channels=4,
         out_channels=4,
         num_attention_heads=2,
@@ -108,21 +89,13 @@ def hy_inputs(seed: int = 1) -> dict[str, Any]:
 
 
 def v21(seed: int = 0) -> AutoencoderKLWan:
-    return seeded(
-        AutoencoderKLWan,
-        seed,
-        base_dim=3,
-        z_dim=16,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-    )
+    return seeded(AutoencoderKLWan, seed=seed, **VAE)
 
 
 def v22(seed: int = 0, z_dim: int = 16) -> AutoencoderKLWan:
     return seeded(
         AutoencoderKLWan,
-        seed,
+        seed=seed,
         base_dim=8,
         decoder_base_dim=8,
         z_dim=z_dim,
@@ -291,7 +264,6 @@ def v2v(dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Any]]:
 def vace(dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Any]]:
     transformer = seeded(
         WanVACETransformer3DModel,
-        0,
         **{**W_CONFIG, "in_channels": 16, "out_channels": 16, "num_layers": 2, "vace_layers": [0, 1]},
     )
     pipe = quiet(

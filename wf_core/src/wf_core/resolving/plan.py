@@ -58,7 +58,7 @@ class Chain:
 
 
 def _short(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(clipped(name, 200) for name in names)
+    return tuple(name if len(name) <= 200 else clipped(name, 200) for name in names)
 
 
 @attrs.frozen

@@ -61,7 +61,7 @@ class NewPlugin:
             texts |= {f"src/{self.package}/{name}": self._of_toy(name) for name in OF_TOY}
         manifest = tomllib.loads(texts[f"src/{self.package}/{FILE_NAME}"])
         texts |= self._rendered(
-            COMMON, summary=manifest["summary"], about=self._filled(FOLDER / self.kind / ABOUT)
+            COMMON, summary=manifest["summary"], about=self._filled(FOLDER / self.kind / ABOUT).strip()
         )
         return dict(sorted(texts.items()))
 

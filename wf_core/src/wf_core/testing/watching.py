@@ -172,3 +172,7 @@ class Raiser(Technique):
 
 class Injected(RuntimeError):
     """What `Raiser` raises."""
+
+
+class Stopped(KeyboardInterrupt):
+    """What a callback raises that stops a run as Ctrl-C does: no ``except Exception`` sees it."""

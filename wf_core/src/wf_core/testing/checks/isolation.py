@@ -16,7 +16,7 @@ from wf_core.isolation.guard import ProcessState
 from wf_core.sessions.session import Session
 from wf_core.testing.cases import FeatureCase
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
-from wf_core.testing.watching import Injected, Raiser
+from wf_core.testing.watching import Injected, Raiser, Stopped
 
 SUCCESS = "base_is_untouched_after_success"
 TOGETHER_SECONDS = 60.0
@@ -51,10 +51,10 @@ def base_is_untouched_after_success(case: FeatureCase) -> None:
 
 @check("feature", after=(SUCCESS, "a_second_request_starts_clean", "memory_is_released"))
 def base_is_untouched_after_an_abort(case: FeatureCase) -> None:
-    """After a run that a callback aborts, or interrupts, nothing is left and the next run is right."""
+    """After a run that a callback stops as Ctrl-C does, or interrupts, nothing is left and the next run is right."""
 
     def abort(*_: Any) -> Any:
-        raise Injected("aborted by a callback")
+        raise Stopped("aborted by a callback")
 
     def interrupt(pipe: Any, *_: Any) -> Any:
         pipe._interrupt = True
@@ -65,7 +65,7 @@ def base_is_untouched_after_an_abort(case: FeatureCase) -> None:
         for stop in (abort, interrupt):
             try:
                 session.pipe(**case.arguments(), callback_on_step_end=stop)
-            except Injected:
+            except Stopped:
                 pass
             _nothing_held(session, f"a run that ended by {stop.__name__}")
             _expect(

@@ -17,7 +17,7 @@ from wf_core.manifests.vocabulary import SEAMS
 from wf_core.model.seams import Handler, Site
 from wf_core.testing.cases import FamilyCase, ModelCase
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
-from wf_core.testing.watching import Injected
+from wf_core.testing.watching import Stopped
 
 SAME = "an_empty_session_is_bit_identical"
 CALLED = tuple(name for name in SEAMS if name not in ("placement", "modulation", "scheduler", "vae.encode"))
@@ -94,12 +94,12 @@ def a_run_that_raises_leaves_nothing(case: FamilyCase) -> None:
     before = fingerprint(case.pipe, contents=True)
 
     def abort(*_: Any) -> Any:
-        raise Injected("aborted by a callback")
+        raise Stopped("aborted by a callback")
 
     with case.host.session(case.pipe, {}, verify_contents=True) as session:
         try:
             session.pipe(**case.arguments(), callback_on_step_end=abort)
-        except Injected:
+        except Stopped:
             pass
         again = session.pipe(**case.arguments()).frames
     if not torch.equal(again, plain):
