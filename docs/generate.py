@@ -1,5 +1,6 @@
 """Writes what is generated from the core's tables and the manifests of this repository: the pages in docs/ that say so
-at their top, and the core's table of switches that are known but not installed. One module in docs/pages/ for each.
+at their top or between two marks, and the core's table of switches that are known but not installed. One
+module in docs/pages/ for each.
 
 ``--check`` writes nothing and ends with exit code 1, naming the files, when one is not up to date.
 """
@@ -9,10 +10,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from pages import known_switches, models, plugins, rules, switches
+from pages import (
+    api,
+    conformance,
+    kinds,
+    known_switches,
+    manifest,
+    models,
+    overview,
+    plugins,
+    rules,
+    switches,
+)
 from pages.repository import ROOT
 
 FILES: dict[str, Callable[[], str]] = {
+    "docs/authors/README.md": overview.page,
+    "docs/authors/api.md": api.page,
+    "docs/authors/conformance.md": conformance.page,
+    "docs/authors/manifest.md": manifest.page,
+    **kinds.pages(),
     "docs/models.md": models.page,
     "docs/plugins.md": plugins.page,
     "docs/rules.md": rules.page,

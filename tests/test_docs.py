@@ -68,6 +68,7 @@ def test_every_page_is_reached_from_another() -> None:
         and not any(f"{name})" in text for other, text in pages.items() if other != name)
     ]
     assert alone == []
+    assert "(docs/authors/README.md)" in pages["README.md"]  # from which test_author_docs.py goes on
 
 
 # --- what a user can type ----------------------------------------------------------------------------------------

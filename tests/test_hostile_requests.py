@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 
 from support.hostile import (
     FACTS,
-    NOT_FILES,
     SEEDS,
-    TEXTS,
     VALUES,
     examples,
     mutated,
-    odd_files,
-    one_host,
     said,
     wf,
     within,
@@ -94,6 +90,7 @@ KEYS = [
 )
 def test_a_request_of_anything(host: Host, pairs: dict[str, int]) -> None:
     request = {key: VALUES[index] for key, index in pairs.items()}
+    told = ""
     with within():
         try:
             plan = host.resolve("tiny-wan", request)
@@ -101,15 +98,18 @@ def test_a_request_of_anything(host: Host, pairs: dict[str, int]) -> None:
             said(error)
             if isinstance(error, Refused):
                 json.dumps(error.refusal.to_json())
-                assert len(error.refusal.explain()) < 100_000
+                told = error.refusal.explain()
         else:
             json.dumps(plan.to_json()), plan.explain()
+    assert len(told) < 100_000
 
 
 def test_settings_of_a_command_line(one_host: None) -> None:
     chance = random.Random(0)
-    texts = ["", "=", "a", "\udcff=1", "a=\udcff", "budget=1" + " " * 100_000 + "x", "a=" + "[" * 100_000, 'a={"b": 1, "b": 2}',
-             "a=" + "[" * 500 + "]" * 500, "teacache=" + "9" * 5000, "teacache=NaN", "\x1b[2J=1", "lora=a\tb"]  # fmt: skip
+    texts = [
+        "", "=", "a", "\udcff=1", "a=\udcff", "budget=1" + " " * 100_000 + "x", "a=" + "[" * 100_000, "lora=a\tb",
+        'a={"b": 1, "b": 2}', "a=" + "[" * 500 + "]" * 500, "teacache=" + "9" * 5000, "teacache=NaN", "\x1b[2J=1",
+    ]  # fmt: skip
     for text in texts:
         wf("resolve", "tiny-wan", "-s", text, "-s", chance.choice(["goal=exact", "a=1", "teacache=0.1"]))
     for more in (
@@ -124,10 +124,14 @@ def test_settings_of_a_command_line(one_host: None) -> None:
             assert "\x1b" not in wf(command, name)[2]
 
 
-VARIABLES = ["WF_BLOCK", "WF_ONLY", "WF_STRICT", "WORLDFOUNDRY_ATTENTION_BACKEND", "WORLDFOUNDRY_ENABLE_TF32",
-             "WORLDFOUNDRY_MATMUL_PRECISION", "WORLDFOUNDRY_DETERMINISTIC", "WORLDFOUNDRY_TORCH_COMPILE", "COLUMNS"]  # fmt: skip
-SETTINGS = ["", " ", "1", "x", "\udcff", "9" * 5000, "x" * 100_000, "a," * 50_000, ", ".join(f"n{i}" for i in range(9000)),
-            "dist:", "dist:" + "x" * 50_000, "-1", "\x1b[2J", "auto,math"]  # fmt: skip
+VARIABLES = [
+    "WF_BLOCK", "WF_ONLY", "WF_STRICT", "WORLDFOUNDRY_ATTENTION_BACKEND", "WORLDFOUNDRY_ENABLE_TF32", "COLUMNS",
+    "WORLDFOUNDRY_MATMUL_PRECISION", "WORLDFOUNDRY_DETERMINISTIC", "WORLDFOUNDRY_TORCH_COMPILE",
+]  # fmt: skip
+SETTINGS = [
+    "", " ", "1", "x", "\udcff", "9" * 5000, "x" * 100_000, "a," * 50_000, ", ".join(f"n{i}" for i in range(9000)),
+    "dist:", "dist:" + "x" * 50_000, "-1", "\x1b[2J", "auto,math",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
@@ -137,7 +141,7 @@ def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch, host: Hos
         if variable.startswith("WORLDFOUNDRY_"):
             monkeypatch.setattr(Host, "discover", lambda *_, **__: Host(host.discovery, environ=os.environ))
             wf("resolve", "tiny-wan")
-        elif text in SETTINGS[4:9]:
+        elif text in SETTINGS[4:9:2]:
             wf("list-plugins")
             wf("resolve", "tiny-wan")
     for text in SETTINGS:

@@ -123,3 +123,40 @@ def test_what_nobody_has_tested_is_legal_with_a_warning(
     with pytest.raises(Refused) as refused:
         judge(row, {**request_, "profile": "official"}, {})
     assert code in {violation.code for violation in refused.value.refusal.violations}
+
+
+OFF_ELSEWHERE = [
+    ("wan2.1-t2v-1.3b", {"vae_tiling": False}),
+    ("hunyuanvideo", {"vae_spatial_tiling": False}),
+    ("hunyuanvideo", {"tiled": "false"}),
+    ("cosmos-predict2-2b-video2world", {"fused_rope": False, "sp_degree": 1, "feature_cache": "none"}),
+]
+
+
+@pytest.mark.parametrize(("model", "request_"), OFF_ELSEWHERE)
+def test_an_off_value_asks_for_nothing_whichever_family_wires_the_key(
+    model: str, request_: dict[str, Any]
+) -> None:
+    assert not judge({"model": model}, request_, {}).features
+
+
+ONE_VALUE_BY_TWO_NAMES = [
+    {"torch_dtype": "bf16", "dit_weight_dtype": "bfloat16"},
+    {"vae_spatial_tiling": True, "tiled": "true", "vae_tiled_decode": True},
+    {"cfg_gate_step": 0.5, "cfg_gate_fraction": "0.5"},
+    {"compile": True, "torch_compile": True},
+]
+
+
+@pytest.mark.parametrize("request_", ONE_VALUE_BY_TWO_NAMES, ids=[" ".join(r) for r in ONE_VALUE_BY_TWO_NAMES])
+def test_one_value_by_two_names_of_a_key_is_no_clash(request_: dict[str, Any]) -> None:
+    assert len(judge({"model": "wan2.1-t2v-1.3b"}, request_, {}).features) == 1
+
+
+def test_what_is_refused_for_being_untested_says_what_refuses_it() -> None:
+    request = {"profile": "official", "taylorseer": True, "sp_degree": 2}
+    with pytest.raises(Refused) as refused:
+        judge({"model": "wan2.1-t2v-1.3b", "world": 2}, request, {})
+    untested = [v for v in refused.value.refusal.violations if v.level == "untested"]
+    assert untested and all("profile" in v.involves and "profile=official" in v.fix for v in untested)
+    assert "a warning where nothing else forbids" not in refused.value.refusal.explain()

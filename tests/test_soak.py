@@ -12,6 +12,7 @@ import pytest
 PROGRAM = Path(__file__).parent / "soak/soak.py"
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc"),
 ]
 

@@ -9,8 +9,8 @@ from pages.repository import catalog
 from wf_core import data
 from wf_core.manifests.declarations import Select, SwitchDecl
 from wf_core.manifests.options import OptionDecl
+from wf_core.manifests.stages import position
 from wf_core.plugins.catalog import HostKey, Offer, Selector
-from wf_core.resolving.stages import position
 from wf_core.values import show, thaw
 
 HEAD = """# Request keys

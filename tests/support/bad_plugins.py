@@ -47,6 +47,9 @@ import torch
 from wf_core.api import Technique
 
 
+KEPT = {{}}
+
+
 class Good(Technique):
     def __init__(self, options):
         self.options = options
@@ -394,6 +397,11 @@ def held_tensors(self):
         methods=_around("self.last = x.clone()"),
     ),
     "keeps-outputs-in-a-module": Bad(
+        RELEASED,
+        ("alive after it", "keep none in a module-level"),
+        methods=_around("KEPT[len(KEPT)] = x = inner(x)", "x"),
+    ),
+    "keeps-what-it-prepares": Bad(
         RELEASED,
         ("tensors are alive after two sessions", "module-level"),
         methods="""

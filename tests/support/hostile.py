@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from wf_core.facts import Facts
 
-SECONDS = 10.0
+SECONDS = 30.0
 SEEDS = st.integers(0, 2**32)
 FACTS = Facts.of(
     {"model.family": "wan", "model.id": "x", "model.here": True, "device.type": "cuda", "device.sm": 90},
@@ -46,7 +46,7 @@ VALUES: tuple[Any, ...] = (
     "lossy", "exact", "stack", "compiles", "occupies-ranks(0)", "occupies-ranks(999999999)", "unavailable: x",
     [], {}, [[]], [None], ["x"], [1, 2, 3], [[1, 2], [3, "a"]], {"": 1}, {"a": {}}, {"value": 1}, {"effect": "x"},
     {"order": 1, "when": {"fact": "a", "eq": 1}}, {"fact": "device.sm", "ge": {"option": "x"}},
-    {"fact": "a", "in_table": "t"}, {"any_of": [{"fact": "a", "present": False}]}, deep(30), deep(900),
+    {"fact": "a", "in_table": "t"}, {"any_of": [{"fact": "a", "present": False}]}, deep(30), deep(200),
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def mutated(value: Any, seed: int, values: Sequence[Any] = VALUES) -> Any:
     """A copy with one to three places taken out, set to something else, doubled, or exchanged."""
     chance = random.Random(seed)
     value = copy.deepcopy(value)
-    for _ in range(chance.randint(1, 3)):
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
         paths = list(places(value))
         if not paths:
             break

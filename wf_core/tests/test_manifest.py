@@ -10,7 +10,7 @@ from wf_core import data
 from wf_core.manifests.declarations import EvidenceDecl, FactSource
 from wf_core.manifests.effects import BadEffect, Effect, vocabulary
 from wf_core.manifests.manifest import Manifest, ManifestError, NewerManifest
-from wf_core.resolving.stages import STAGES
+from wf_core.manifests.stages import STAGES
 
 from .conftest import CACHE_MANIFEST, FAMILY_MANIFEST
 

@@ -90,7 +90,7 @@ def test_a_spelling_stands_for_its_choice(given: str) -> None:
 
 def test_a_spelling_is_no_choice_of_its_own() -> None:
     assert DTYPE.describe_range() == "bfloat16 (bf16) | float32"
-    with pytest.raises(BadValue, match="expects one of bfloat16, float32; did you mean bf16, got bf61"):
+    with pytest.raises(BadValue, match="expects one of bfloat16, float32, got bf61; did you mean bf16"):
         DTYPE.convert("bf61", "dtype")
     with pytest.raises(BadValue, match="expects one of bfloat16, float32, got true"):
         DTYPE.convert(True, "dtype")

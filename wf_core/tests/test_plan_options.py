@@ -97,7 +97,7 @@ def test_the_others_are_judged_by_the_value_that_takes_a_facts_place(casts: Cata
     ]
     plan = resolve({"half": True, "cast": {"dtype": "bf16"}}, full, casts)
     assert plan.feature("cast").option("dtype") == "bfloat16"  # type: ignore[union-attr]
-    assert ("model.dtype", "bfloat16", "the request") in plan.facts_used
+    assert ("model.dtype", "bfloat16", "the request's cast") in plan.facts_used
 
 
 def test_it_takes_the_facts_place_for_better_or_worse(casts: Catalog) -> None:

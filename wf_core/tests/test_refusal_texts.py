@@ -9,12 +9,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from wf_core.errors import Refused
 from wf_core.facts import Facts
 from wf_core.plugins.catalog import Catalog
 from wf_core.plugins.discovery import discover
+from wf_core.resolving.plan import Change, Fix, Refusal
 from wf_core.resolving.resolve import resolve
 
 from .conftest import Site
@@ -213,3 +215,10 @@ def test_each_chain_starts_at_the_keys_as_they_were_typed(catalog: Catalog) -> N
         "cuda_graph=true -> cuda-graph -> captures-graph@denoiser",
         "compile=true, compile_mode=reduce-overhead -> compile -> nests-graph@block",
     ]
+
+
+def test_a_refusal_can_be_hashed_whatever_its_changes_hold() -> None:
+    change = Change(set=(("offload", [1, {"a": [2]}]),))
+    refusal = Refusal({"offload": [1]}, fixes=(Fix(change, True),), nearest=change)
+    assert hash(refusal) == hash(attrs.evolve(refusal))
+    assert change.to_json()["set"] == {"offload": [1, {"a": [2]}]}

@@ -160,7 +160,12 @@ def test_what_a_request_asks_for(
             None,
             "0.1 and 0.2",
         ),
-        ({"vae_tiling": True, "tiled": False}, "WF-R004", ("vae_tiling",), "false and true"),
+        (
+            {"vae_tiling": True, "tiled": False},
+            "WF-R004",
+            ("vae_tiling", "tiled"),
+            "tiled and vae_tiling are one switch and have different values: false and true",
+        ),
         ({"alpha": False, "alpha.threshold": 0.2}, "WF-R005", ("alpha", "threshold"), "off"),
         (
             {"vae_tile_size": [34, 34]},

@@ -124,16 +124,19 @@ def test_what_a_missing_device_lacks_is_no_second_reason(site: Site) -> None:
         '[[feature.condition]]\nfact = "device.type"\neq = "cuda"\nreason = "needs CUDA"\n'
         '[[feature.condition]]\nfact = "device.sm"\nge = 80\nreason = "needs sm80, this is {value}"\n'
         '[[feature.condition]]\nfact = "model.heads"\nlt = 4\nreason = "too many heads"\n'
+        '[[feature.condition]]\nfact = "package.kernel"\npresent = true\nreason = "needs the package kernel"\n'
     )
     site.cache("cache-alpha", more=more)
-    found = refusal({"alpha": True}, MODEL.with_({"device.sm": None}), catalog(site))
+    nothing = MODEL.with_({"device.sm": None, "package.kernel": None})
+    found = refusal({"alpha": True}, nothing, catalog(site))
     assert [violation.reason for violation in found.violations] == ["needs CUDA", "too many heads"]
     alone = refusal(
         {"alpha": True},
-        MODEL.with_({"device.sm": None, "device.type": "cuda", "model.heads": 1}),
+        nothing.with_({"device.type": "cuda", "model.heads": 1}),
         catalog(site),
     )
-    assert [violation.reason for violation in alone.violations] == ["needs sm80, this is none"]
+    reasons = ["needs sm80, this is none", "needs the package kernel"]
+    assert [violation.reason for violation in alone.violations] == reasons, "with a device it is a reason"
 
 
 def test_an_unknown_condition_is_judged_again_when_the_fact_is_there(site: Site) -> None:

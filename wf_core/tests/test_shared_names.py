@@ -74,6 +74,15 @@ def test_what_a_rule_rules_out_gives_way_to_the_next(site: Site) -> None:
     assert chosen(found, MODEL, quantization="graph") == ["plain", "graph"]
 
 
+@pytest.mark.parametrize(("order", "best"), [("90", "plain"), ("10", "both")])
+def test_only_the_rank_in_this_selector_counts_in_any_spelling(site: Site, order: str, best: str) -> None:
+    elsewhere = '{ switch = "quantization", groups = ["auto"], order = 50 }, '
+    text = kernel("both", order).replace("select = [", f"select = [{elsewhere}")
+    site.plugin("both", text.replace(f'["auto"], order = {order}', f'["Auto"], order = {order}'))
+    site.plugin("plain", kernel("plain", "30"))
+    assert chosen(catalog(site), MODEL) == [best]
+
+
 def test_equal_ranks_are_told_apart_by_name(site: Site) -> None:
     for name in ("zeta", "alpha"):
         site.plugin(name, kernel(name, "10"))

@@ -21,6 +21,11 @@ def switch_key(name: str) -> str:
     return name.strip().replace("-", "_")
 
 
+def folded(name: str) -> str:
+    """The normal form of a selector's value, for comparing: like that of a key, and in small letters."""
+    return switch_key(name).lower()
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
     """The known names most like ``name``, best first; empty when none is close."""
     if len(name) > LONGEST:

@@ -77,6 +77,11 @@ def call_options(command: Command) -> Command:
     return _with(tuple(_CALL.values()), wrapped)
 
 
+def processes(world: int | None) -> str:
+    """``1 process``, ``4 processes``."""
+    return "1 process" if world in (1, None) else f"{world} processes"
+
+
 def _with(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)

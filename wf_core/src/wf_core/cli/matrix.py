@@ -9,7 +9,7 @@ import click
 
 from wf_core.cli.machine import Machine, call_options, machine_options
 from wf_core.cli.output import print_json
-from wf_core.cli.why import call_defaults
+from wf_core.cli.settings import call_defaults
 
 
 @click.command("matrix")

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from wf_core.cli.machine import processes
 from wf_core.cli.matrix_text import alone_words, clashes, said
-from wf_core.cli.why import processes
 from wf_core.facts.machines import THIS
 from wf_core.resolving.matrix import LEGAL, REFUSED, Entry, Matrix, Pair
 from wf_core.resolving.plan import shown_request

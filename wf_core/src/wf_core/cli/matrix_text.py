@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from wf_core.cli.why import processes
+from wf_core.cli.machine import processes
 from wf_core.resolving.matrix import LEGAL, ONE_VALUE, REFUSED, UNTESTED, Entry, Matrix
 
 PLACE = "one at a time"

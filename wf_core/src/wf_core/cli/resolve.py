@@ -9,9 +9,8 @@ import click
 
 from wf_core.cli.machine import Machine, call_options, machine_options
 from wf_core.cli.output import print_json
-from wf_core.cli.settings import collect_settings, model_defaults, parse_settings, settings_options
+from wf_core.cli.settings import call_defaults, collect_settings, parse_settings, settings_options
 from wf_core.errors import BadInput, Refused
-from wf_core.facts.run import RUN_OPTIONS
 from wf_core.manifests.vocabulary import GOALS, SCHEMA
 
 
@@ -48,9 +47,8 @@ def command(
             raise BadInput(f"goal is set twice: {request['goal']} and {goal}")
         request["goal"] = goal
     host = Host.discover(env=True)
-    defaults = {key: item for key, item in model_defaults(host, model).items() if key in RUN_OPTIONS}
     try:
-        plan = host.resolve(model, request, run={**defaults, **run}, **machine.arguments())
+        plan = host.resolve(model, request, run={**call_defaults(host, model), **run}, **machine.arguments())
     except Refused as refused:
         return _refused(refused, as_json)
     if as_json:

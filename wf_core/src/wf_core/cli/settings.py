@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from wf_core.errors import BadInput
+from wf_core.facts.run import RUN_OPTIONS
 from wf_core.files import JSON_BYTES, read_text
 from wf_core.names import LONGEST, repeated, switch_key
 from wf_core.resolving.request_keys import differ
@@ -131,6 +132,11 @@ def model_defaults(host: Host, model: str) -> Mapping[str, Any]:
     """The call defaults that a registered model declares; empty for a directory or an id."""
     declared = host.model(model)
     return declared.defaults_dict() if declared is not None else {}
+
+
+def call_defaults(host: Host, model: str) -> dict[str, Any]:
+    """Those of them that are arguments of a run which conditions may look at."""
+    return {key: value for key, value in model_defaults(host, model).items() if key in RUN_OPTIONS}
 
 
 def with_defaults(call: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,8 +42,7 @@ def family_state(record: PluginRecord) -> tuple[str, str]:
     family = family_of(record)
     if record.state != "available" or family is None or not family.state:
         return record.state, record.reason
-    state, _, reason = family.state.partition(":")
-    return state.strip(), reason.strip()
+    return "unavailable", family.declared_only
 
 
 def known_by(model: ModelDecl) -> str:

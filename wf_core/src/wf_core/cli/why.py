@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wf_core.cli.machine import Machine, call_options, machine_options
+from wf_core.cli.machine import Machine, call_options, machine_options, processes
 from wf_core.cli.output import print_json
-from wf_core.cli.settings import model_defaults
-from wf_core.facts.run import RUN_OPTIONS
+from wf_core.cli.settings import call_defaults
 from wf_core.resolving.plan import Violation, shown_request
 
 if TYPE_CHECKING:
@@ -69,16 +68,6 @@ def command(
     return 0 if answer.legal else 2
 
 
-def call_defaults(host: Any, model: str) -> dict[str, Any]:
-    """What a registered model is called with where nothing else is said."""
-    return {key: value for key, value in model_defaults(host, model).items() if key in RUN_OPTIONS}
-
-
-def processes(world: int | None) -> str:
-    """``1 process``."""
-    return "1 process" if world in (1, None) else f"{world} processes"
-
-
 def lines(answer: Why, judged_for: str) -> Iterator[str]:
     """The verdict first, then its grounds, then what to change."""
     names = " and ".join(feature.name for feature in answer.features)
@@ -123,7 +112,8 @@ def _feature(feature: Alone, *, alone: bool) -> Iterator[str]:
     if not alone:
         yield from met
     elif met:
-        yield f"  met     {sum(g.state == 'met' for g in feature.grounds)} conditions"
+        met = sum(g.state == "met" for g in feature.grounds)
+        yield f"  met     {met} condition{'' if met == 1 else 's'}"
     if offer is not None and not feature.grounds:
         yield "  it has no conditions"
 

@@ -12,6 +12,11 @@ from wf_core.manifests.options import OptionDecl
 from wf_core.values import EMPTY, FrozenMap, thaw
 
 
+def reason_of(state: str) -> str:
+    """The reason in a declared state such as "unavailable: not implemented"; "" where none is declared."""
+    return state.partition(":")[2].strip()
+
+
 @attrs.frozen
 class EvidenceDecl:
     """A counter that a feature must move to be called effective, and how far."""
@@ -119,6 +124,11 @@ class FeatureDecl:
     bounds: tuple[BoundDecl, ...] = ()
     state: str = ""
 
+    @property
+    def declared_only(self) -> str:
+        """The reason for declaring a feature that cannot be activated; "" for one that can."""
+        return reason_of(self.state)
+
     def option(self, name: str) -> OptionDecl | None:
         """The declaration of an option, or None."""
         return next((option for option in self.options if option.name == name), None)
@@ -176,6 +186,11 @@ class FamilyDecl:
     instead: FrozenMap = EMPTY
     state: str = ""
     trial: str = ""
+
+    @property
+    def declared_only(self) -> str:
+        """The reason for declaring a family whose models cannot be opened; "" for one whose models can."""
+        return reason_of(self.state)
 
 
 @attrs.frozen

@@ -79,6 +79,12 @@ class Effect:
         return self.name + numbers + (f"@{self.seam}" if self.seam else "")
 
 
+def effect_name(text: str) -> str:
+    """The name in an effect that is written out: ``occupies-ranks`` of ``occupies-ranks(2)@stack``."""
+    match = _FORM.fullmatch(text)
+    return match["name"] if match is not None else text
+
+
 @attrs.frozen
 class EffectRule:
     """An effect that a feature has: always, or only ``when`` a condition over options and facts is met."""

@@ -24,9 +24,8 @@ from wf_core.manifests.manifest_features import read_condition, read_feature, re
 from wf_core.manifests.manifest_models import read_family, read_model, read_tables
 from wf_core.manifests.options import OptionDecl
 from wf_core.manifests.toml_reader import ManifestError, Table
-from wf_core.manifests.vocabulary import HOST_API, KINDS, MODEL_KINDS, SCHEMA
+from wf_core.manifests.vocabulary import FILE_NAME, HOST_API, KINDS, MODEL_KINDS, SCHEMA
 from wf_core.names import did_you_mean, normalise, repeated
-from wf_core.plugins.manifest_files import FILE_NAME
 from wf_core.values import EMPTY, FrozenMap, misfit
 
 __all__ = [

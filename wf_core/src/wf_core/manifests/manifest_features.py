@@ -18,10 +18,10 @@ from wf_core.manifests.declarations import (
 )
 from wf_core.manifests.effects import BadEffect, Effect, EffectRule, EffectWord
 from wf_core.manifests.options import LISTS, TYPES, BadValue, DefaultWith, OptionDecl
+from wf_core.manifests.stages import STAGES, default_stage
 from wf_core.manifests.toml_reader import Table
 from wf_core.manifests.vocabulary import GOALS, KINDS, MEASURES, MODEL_KINDS, SEAMS, TIERS
 from wf_core.names import did_you_mean, repeated, switch_key
-from wf_core.resolving.stages import STAGES, default_stage
 from wf_core.values import FrozenMap, freeze, show
 
 FORMS = ("flag", "value", "option", "feature")

@@ -28,7 +28,7 @@ class BadValue(BadInput):
 
 
 class _Unfit(Exception):
-    """Inside the converters: the message says what was expected."""
+    """Inside the converters: what was expected, and a hint that stands last in the line."""
 
 
 def _to_bool(value: Any) -> bool:
@@ -181,7 +181,8 @@ class OptionDecl:
         try:
             converted = self._choose(value) if self.type == "choice" else _CONVERTERS[self.type](value)
         except _Unfit as unfit:
-            raise BadValue(key, f"{unfit}, got {show(value)}") from None
+            expected, *hint = unfit.args
+            raise BadValue(key, f"{expected}, got {show(value)}{''.join(hint)}") from None
         self._check_range(converted, key)
         return converted
 
@@ -225,8 +226,8 @@ class OptionDecl:
             if not isinstance(value, bool) and spelling.lower() == written:
                 return choice
         names = [show(choice) for choice in self.choices]
-        hint = did_you_mean(str(value), (*names, *self.spellings)).rstrip("?")
-        raise _Unfit(f"expects one of {', '.join(names)}{hint}")
+        hint = did_you_mean(str(value), (*names, *self.spellings))
+        raise _Unfit(f"expects one of {', '.join(names)}", hint)
 
     def _check_range(self, value: Any, key: str) -> None:
         if self.length is not None and len(value) != self.length:

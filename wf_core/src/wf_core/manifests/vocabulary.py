@@ -1,9 +1,11 @@
-"""Closed lists that manifests are checked against: kinds, tiers, seams and how they nest, API numbers."""
+"""Closed lists that manifests are checked against (kinds, tiers, seams and how they nest), API numbers, file name."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+FILE_NAME = "wf-plugin.toml"
+"""The manifest's, beside the plugin's top-level ``__init__.py``."""
 HOST_API = 1
 SCHEMA = 1
 

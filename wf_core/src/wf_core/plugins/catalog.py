@@ -14,7 +14,7 @@ from wf_core.errors import BadInput
 from wf_core.manifests.declarations import FamilyDecl, FeatureDecl, ModelDecl, Rule, Select, SwitchDecl
 from wf_core.manifests.manifest import Manifest
 from wf_core.manifests.options import OptionDecl
-from wf_core.names import did_you_mean, switch_key
+from wf_core.names import did_you_mean, folded
 from wf_core.plugins.discovery import STATES, Discovery, PluginRecord
 from wf_core.values import EMPTY, FrozenMap, freeze
 
@@ -48,7 +48,7 @@ class Offer:
     @property
     def declared_only(self) -> str:
         """The reason that the manifest gives for declaring a feature that cannot be activated; "" for none."""
-        return self.feature.state.partition(":")[2].strip() if self.feature.state else ""
+        return self.feature.declared_only
 
     @property
     def tables(self) -> Mapping[str, frozenset[Any]]:
@@ -90,7 +90,7 @@ class HostKey:
     only_with: str = ""
 
 
-@attrs.define(slots=False)
+@attrs.frozen(slots=False, eq=False)
 class Catalog:
     """Features, switches, selectors, families and models of one discovery."""
 
@@ -132,11 +132,11 @@ class Catalog:
 
     def selected(self, selector: str, value: str, family: str = "") -> tuple[Offer, ...]:
         """The features that answer to a selector's value; several only where plugins rival for one name."""
-        return best(self._selected.get((selector, _folded(value)), ()), family)
+        return best(self._selected.get((selector, folded(value)), ()), family)
 
     def group(self, selector: str, value: str) -> tuple[Offer, ...]:
         """The features among which a shared name of a selector (``auto``, ``flash``) chooses; none for other values."""
-        return self._groups.get((selector, _folded(value)), ())
+        return self._groups.get((selector, folded(value)), ())
 
     def by_suffix(self, selector: str, value: str) -> tuple[tuple[Select, Offer], ...]:
         """The features that a value picks by its ending, such as ``.gguf``."""
@@ -188,7 +188,7 @@ class Catalog:
     def _answers(self, names: Callable[[Select], tuple[str, ...]]) -> Iterator[tuple[tuple[str, str], Offer]]:
         for offer in self._offers:
             for select in offer.feature.selects:
-                yield from (((select.switch, _folded(name)), offer) for name in names(select))
+                yield from (((select.switch, folded(name)), offer) for name in names(select))
 
     def keys(self) -> tuple[str, ...]:
         """Every request key that is known: host keys, selectors, switches."""
@@ -244,7 +244,7 @@ class Catalog:
     def family_state(self, name: str) -> str:
         """Why models of a family can be judged only; "" when they can be opened."""
         declared = self.family(name)
-        return declared.state.partition(":")[2].strip() if declared is not None else ""
+        return declared.declared_only if declared is not None else ""
 
     def family_key(self, key: str, family: str) -> str:
         """The family's own request key for what another family's ``key`` asks for; "" when it names none."""
@@ -336,10 +336,6 @@ def _gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, tuple[Item, ...]]:
     for key, item in pairs:
         found[key] = (*found.get(key, ()), item)
     return found
-
-
-def _folded(value: str) -> str:
-    return switch_key(value).lower()
 
 
 def _lower(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What manifests must agree on, in themselves and with each other: codes, words for effects, before and after.
+"""What manifests must agree on, in themselves and with each other: request keys, codes, effects, before and after.
 
 Each manifest that comes here has been read and checked alone. A fault is one line that says what is wrong, where, and
 what to write instead. Only the plugins that say something wrong are faulty, not those that they say it about.

@@ -79,8 +79,7 @@ class PluginRecord:
         if self.state != "available":
             return self.state, self.reason
         if feature.state:
-            state, _, reason = feature.state.partition(":")
-            return state.strip() or "unavailable", reason.strip() or "declared by its manifest"
+            return "unavailable", feature.declared_only
         return "available", ""
 
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-FILE_NAME = "wf-plugin.toml"
+from wf_core.manifests.vocabulary import FILE_NAME
 
 
 def find_files(module: str, root: Path, path: Sequence[str] | None = None) -> tuple[str, Path | None]:

@@ -7,21 +7,24 @@ from typing import Any
 
 import attrs
 
-from wf_core.facts import Facts
+from wf_core.facts import Fact, Facts
 from wf_core.facts.files import file_facts
 from wf_core.facts.run import grid_problems, with_derived
 from wf_core.manifests.conditions import Condition
 from wf_core.manifests.declarations import FileDecl, Rule
+from wf_core.names import folded
 from wf_core.plugins.catalog import Catalog, Offer, offered_twice
 from wf_core.resolving.choosing import Choice, choose
-from wf_core.resolving.judging import Judged, against, effects_of, judge_demand, unknown
+from wf_core.resolving.judging import SET_BY, Judged, against, effects_of, judge_demand, unknown
 from wf_core.resolving.order import ordered
 from wf_core.resolving.plan import Plan, Violation
 from wf_core.resolving.request import Demand, ParsedRequest, parse_request
 from wf_core.resolving.rules import core_rules, needs_of_facts
 
 FAMILY_CONDITION, REMOTE = "WF-M005", "WF-M006"
-OFFICIAL = "official"
+OFFICIAL, UNTESTED = "official", "untested"
+LAST = 1000
+"""The rank of a candidate of a shared name that declares none."""
 
 
 @attrs.frozen
@@ -48,19 +51,21 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
     rules = catalog.rules(core_rules())
     conditions = (*_family_conditions(family, catalog), *needs_of_facts(rules, facts))
     groups = _judged(parsed.demands, facts, catalog, rules)
-    strict = catalog.strict or parsed.host_keys.get("profile") == OFFICIAL
+    strict = is_strict(parsed.host_keys, catalog)
     choice = choose(groups, rules, facts, strict=strict)
     features, cycle = ordered([item.planned for item in choice.chosen])
     violations = (
         *parsed.problems,
         *_model_violations(facts, catalog),
-        *against(conditions, facts, {}, _of_the_model, FAMILY_CONDITION),
+        *against(conditions, facts, {}, of_the_model, FAMILY_CONDITION),
         *choice.violations,
         *_same_names(choice),
         *cycle,
     )
     if any(strict or violation.level == "forbid" for violation in violations):
-        return Decision(parsed, violations)
+        if strict:
+            violations = tuple(_forbidden_by_strictness(each, parsed.host_keys) for each in violations)
+        return Decision(parsed, tuple(map(parsed.in_the_users_words, violations)))
     return Decision(
         parsed,
         violations,
@@ -81,11 +86,30 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
 
 def judged_by(parsed: ParsedRequest, facts: Facts) -> Facts:
     """What the features of a request are judged by: the facts, with what follows from the call and from the request."""
-    known = with_derived(facts).with_(
-        {f"request.{key}": value for key, value in parsed.host_keys.items()}, source="request"
-    )
+    known = with_request(facts, parsed.host_keys)
     files = file_facts(known, _files(parsed.demands))
-    return known.merged(files).with_(_set_by_options(parsed.demands), source="the request")
+    return known.merged(files).with_(_set_by_options(parsed.demands))
+
+
+def with_request(facts: Facts, host_keys: Mapping[str, Any]) -> Facts:
+    """The facts with what follows from them, and ``request.<key>`` for every key of the host."""
+    keys = {f"request.{key}": value for key, value in host_keys.items()}
+    return with_derived(facts).with_(keys, source="request")
+
+
+def is_strict(host_keys: Mapping[str, Any], catalog: Catalog) -> bool:
+    """Whether what is untested is refused: under ``WF_STRICT`` and ``profile=official``."""
+    return catalog.strict or host_keys.get("profile") == OFFICIAL
+
+
+def _forbidden_by_strictness(violation: Violation, host_keys: Mapping[str, Any]) -> Violation:
+    """What is untested, with what makes it a reason: the profile, or strict mode."""
+    if violation.level != UNTESTED:
+        return violation
+    if host_keys.get("profile") != OFFICIAL:
+        return attrs.evolve(violation, fix="WF_STRICT=1 refuses what is untested.")
+    involves = (*violation.involves, "profile")
+    return attrs.evolve(violation, involves=involves, fix="profile=official refuses what is untested.")
 
 
 def _files(demands: Iterable[Demand]) -> list[tuple[str, FileDecl, str]]:
@@ -98,10 +122,10 @@ def _files(demands: Iterable[Demand]) -> list[tuple[str, FileDecl, str]]:
     ]
 
 
-def _set_by_options(demands: Iterable[Demand]) -> dict[str, Any]:
+def _set_by_options(demands: Iterable[Demand]) -> dict[str, Fact]:
     """The facts whose place an option takes, so that all features are judged by what the request makes of them."""
     return {
-        option.sets: demand.options[option.name]
+        option.sets: Fact(demand.options[option.name], f"{SET_BY}{demand.option_keys[option.name]}")
         for demand in demands
         for option in demand.offer.feature.options
         if option.sets and option.name in demand.options
@@ -143,11 +167,13 @@ def _preferred(demand: Demand, facts: Facts) -> list[Offer]:
 
 
 def _rank(offer: Offer, demand: Demand, facts: Facts) -> int:
-    selects = [select for select in offer.feature.selects if demand.group in select.groups]
-    for rank in selects[0].ranks if selects else ():
-        if rank.when is None or rank.when.judge(facts, {}, offer.tables).state == "met":
-            return rank.order
-    return 1000
+    for select in offer.feature.selects:
+        if select.switch != demand.switch or demand.group not in map(folded, select.groups):
+            continue
+        for rank in select.ranks:
+            if rank.when is None or rank.when.judge(facts, {}, offer.tables).state == "met":
+                return rank.order
+    return LAST
 
 
 def _same_names(choice: Choice) -> Iterable[Violation]:
@@ -198,7 +224,8 @@ def _family_conditions(family: str, catalog: Catalog) -> tuple[Condition, ...]:
     return tuple(condition.bind(manifest.tables) for condition in manifest.family.conditions)
 
 
-def _of_the_model(condition: Condition) -> tuple[str, ...]:
+def of_the_model(condition: Condition) -> tuple[str, ...]:
+    """What a refusal about no feature names."""
     return () if condition.involves else ("model",)
 
 

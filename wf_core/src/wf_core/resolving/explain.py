@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from wf_core.resolving.choosing import NO_CHOICE
 from wf_core.resolving.plan import Plan, PlannedFeature, Refusal, Violation, shown_request
 from wf_core.values import show
 
-NO_CHOICE = "WF-R011"
 MARGIN = " " * 11
 
 
@@ -65,7 +65,9 @@ def explain_refusal(refusal: Refusal) -> str:
 
 
 def _violation(violation: Violation) -> list[str]:
-    untested = " (untested: a warning where nothing else forbids)" if violation.level == "untested" else ""
+    untested = ""
+    if violation.level == "untested":
+        untested = f" ({violation.fix.rstrip('.') or 'untested: a warning where nothing else forbids'})"
     reason = violation.reason
     if violation.code == NO_CHOICE:  # what rules out each candidate has a line of its own
         reason = reason.partition(";")[0] + ":"

@@ -1,6 +1,6 @@
 """Goals: a request that says what it is for gets features added to it, one after another, while it stays legal.
 
-The order is that of the composition (`wf_core.resolving.stages`), then what the features declare, then their names.
+The order is that of the composition (`wf_core.manifests.stages`), then what the features declare, then their names.
 Never added: what cannot be activated, what the request speaks of already, and what has losses, but under ``fast``.
 """
 
@@ -13,11 +13,12 @@ import attrs
 
 from wf_core.facts import Facts
 from wf_core.manifests.declarations import GoalDecl
+from wf_core.manifests.effects import effect_name
+from wf_core.manifests.stages import position
 from wf_core.names import switch_key
 from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.deciding import Decision, decide
 from wf_core.resolving.plan import Plan, Violation
-from wf_core.resolving.stages import position
 
 LOSSY_GOAL = "fast"
 OVER_BUDGET = "WF-G003"
@@ -75,7 +76,7 @@ def _fits(extended: Plan, before: Plan, goal: str) -> bool:
 def _over_budget(plan: Plan, facts: Facts) -> Violation | None:
     """Whether the weights alone do not fit into the budget, and nothing in the plan frees the device of them."""
     budget, size = plan.host_keys.get("budget"), facts.get("model.parameters_bytes")
-    effects = {effect.partition("@")[0].partition("(")[0] for f in plan.features for effect in f.effects}
+    effects = {effect_name(effect) for feature in plan.features for effect in feature.effects}
     if budget is None or size is None or size <= budget or effects & {*FREES_WEIGHTS}:
         return None
     reason = (

@@ -11,15 +11,24 @@ from wf_core.facts import Facts
 from wf_core.manifests.conditions import Condition
 from wf_core.manifests.declarations import Rule
 from wf_core.manifests.effects import EffectRule
-from wf_core.plugins.catalog import Catalog, Offer
+from wf_core.plugins.catalog import PACKAGE_FACT, Catalog, Offer
 from wf_core.resolving.plan import Change, PlannedFeature, Violation
 from wf_core.resolving.repairs import repairs_of, set_option
 from wf_core.resolving.request import Demand
-from wf_core.resolving.rules import Cause, Subject, derived_effects, needs_of
+from wf_core.resolving.rules import (
+    UNKNOWN_CONDITION,
+    Cause,
+    Subject,
+    derived_effects,
+    needs_of,
+    stayed_unknown,
+)
 
-CONDITION, UNKNOWN_CONDITION = "WF-F001", "WF-F002"
+CONDITION = "WF-F001"
 MOST_REPAIRED = 40
 """For the reasons after these no changes are looked for: nobody tries so many."""
+SET_BY = "the request's "
+"""The source of a fact whose place an option takes, before the key that gives the option."""
 Names = Callable[[Condition], Iterable[str]]
 Repairs = Callable[[Condition], tuple[Change, ...]]
 
@@ -83,7 +92,7 @@ def judge_demand(
             conditions,
             facts,
             options,
-            lambda condition: _names(demand, offer, condition),
+            lambda condition: _names(demand, offer, condition, facts),
             CONDITION,
             repairs=lambda condition: repairs_of(condition, demand, offer, facts),
         ),
@@ -110,18 +119,24 @@ def against(
 ) -> Iterator[Violation]:
     """What the facts decide against; with ``final``, a condition that cannot be judged is a violation too.
 
-    What a device that is not there lacks is no reason of its own beside "no device".
+    What a device that is not there lacks, and the packages for it, are no reasons of their own beside another one.
     """
-    first, told = True, 0
+    told = 0
     for condition in conditions:
         violation = _violation(condition, facts, options, names, code, final)
-        subject = next(condition.refs())
-        is_nothing = subject.find(facts, options) == (True, None)
-        if violation is not None and (first or subject.kind == "option" or not is_nothing):
-            if repairs is not None and told < MOST_REPAIRED:
-                violation = attrs.evolve(violation, repairs=repairs(condition))
-            yield violation
-            first, told = False, told + 1
+        if violation is None or (told and _lacks_for_want_of_a_device(condition, facts)):
+            continue
+        if repairs is not None and told < MOST_REPAIRED:
+            violation = attrs.evolve(violation, repairs=repairs(condition))
+        yield violation
+        told += 1
+
+
+def _lacks_for_want_of_a_device(condition: Condition, facts: Facts) -> bool:
+    """Whether a condition looks first at what is nothing because there is no device."""
+    subject = next(condition.refs())
+    about_device = subject.kind == "fact" and subject.name.startswith(("device.", PACKAGE_FACT))
+    return about_device and facts.get("device.type") == "cpu" and subject.find(facts, {}) == (True, None)
 
 
 def unknown(
@@ -140,21 +155,22 @@ def _violation(
     involves = tuple(dict.fromkeys((*names(condition), *condition.involves)))
     if verdict.state == "unmet":
         return Violation(condition.code or code, "forbid", verdict.reason, involves)
-    missing = ", ".join(verdict.missing)
-    reason = f"{missing} stayed unknown, so that this cannot be ruled out: {verdict.reason}"
-    return Violation(UNKNOWN_CONDITION, "forbid", reason, involves)
+    return Violation(UNKNOWN_CONDITION, "forbid", stayed_unknown(verdict), involves)
 
 
-def _names(demand: Demand, offer: Offer, condition: Condition) -> tuple[str, ...]:
-    """The keys and the feature, the options that the condition looks at with the switches that set them, and "device"
-    where it is the device that decides.
+def _names(demand: Demand, offer: Offer, condition: Condition, facts: Facts) -> tuple[str, ...]:
+    """The keys and the feature, the options that the condition looks at with the switches that set them, the keys of
+    other features that set its facts, and "device" where it is the device that decides.
     """
     refs = list(condition.refs())
     options = [ref.name for ref in refs if ref.kind == "option"]
+    sources = [facts.source(ref.name) for ref in refs if ref.kind == "fact"]
+    setters = [source.removeprefix(SET_BY) for source in sources if source.startswith(SET_BY)]
     device = ("device",) if any(ref.name.startswith("device.") for ref in refs) else ()
     return (
         *demand.names(offer),
         *(name for option in options for name in offer.option_names(option)),
+        *setters,
         *device,
     )
 

@@ -212,6 +212,11 @@ def one_value(one: Entry, other: Entry) -> Violation:
     return Violation(ONE_VALUE, "forbid", reason, (*keys, one.name, other.name), fix)
 
 
+def needed_world(request: Request, worlds: Mapping[int, Facts], catalog: Catalog) -> int | None:
+    """The first number of processes with which a request is legal; None for none."""
+    return next((number for number, facts in worlds.items() if decide(request, facts, catalog).legal), None)
+
+
 def judge_alone(name: str, offer: Offer, facts: Facts, catalog: Catalog) -> Entry:
     """One feature by the smallest request for it. A feature that no key turns on has nothing to be refused for."""
     requests = requests_for(offer, catalog)
@@ -225,8 +230,7 @@ def _alone(name: str, offer: Offer, facts: Facts, catalog: Catalog, worlds: Mapp
     entry = judge_alone(name, offer, facts, catalog)
     if entry.alone != REFUSED:
         return entry
-    fitting = (n for n, other in worlds.items() if decide(entry.requests[0], other, catalog).legal)
-    return attrs.evolve(entry, needs_world=next(fitting, None))
+    return attrs.evolve(entry, needs_world=needed_world(entry.requests[0], worlds, catalog))
 
 
 def _pair(one: Entry, other: Entry, facts: Facts, catalog: Catalog, family: str) -> Pair:

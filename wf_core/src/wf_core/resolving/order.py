@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from wf_core.manifests.stages import position
 from wf_core.resolving.plan import PlannedFeature, Violation
-from wf_core.resolving.stages import position
 
 
 def ordered(

@@ -18,11 +18,15 @@ SCHEMA = 1
 HASH_LENGTH = 16
 
 
+def _frozen_pairs(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, freeze(value)) for key, value in pairs)
+
+
 @attrs.frozen
 class Change:
     """A change of a request: keys set to values, and keys taken out."""
 
-    set: tuple[tuple[str, Any], ...] = ()
+    set: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=_frozen_pairs)
     unset: tuple[str, ...] = ()
 
     def applied(self, request: Mapping[str, Any]) -> dict[str, Any]:

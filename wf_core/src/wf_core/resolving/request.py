@@ -11,16 +11,20 @@ from typing import Any
 
 import attrs
 
-from wf_core.manifests.options import BadValue
+from wf_core.manifests.options import BadValue, OptionDecl
 from wf_core.names import did_you_mean, nearest, suggestion
 from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.plan import Change, Violation
-from wf_core.resolving.request_keys import Asked, distribution_of, gather
-from wf_core.resolving.request_switches import Choice, OptionOnly, read_selector, read_switch
+from wf_core.resolving.request_keys import Asked, differ, distribution_of, gather
+from wf_core.resolving.request_switches import (
+    OptionOnly,
+    TurnedOn,
+    is_off,
+    problem,
+    read_selector,
+    read_switch,
+)
 from wf_core.values import EMPTY, FrozenMap, clipped, freeze, show
-
-Problem = Violation
-"""What is wrong with a request before any fact is looked at."""
 
 
 @attrs.frozen
@@ -63,12 +67,20 @@ class Demand:
 
 @attrs.frozen
 class ParsedRequest:
-    """A request in normal form. ``host_keys`` holds every key of the host, given or not."""
+    """A request in normal form. ``host_keys`` holds every key of the host, given or not, ``aliases`` the other names
+    that the user wrote for keys.
+    """
 
     request: tuple[tuple[str, Any], ...] = ()
     host_keys: FrozenMap = EMPTY
     demands: tuple[Demand, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Violation, ...] = ()
+    aliases: FrozenMap = EMPTY
+
+    def in_the_users_words(self, violation: Violation) -> Violation:
+        """The same with every alias that the user wrote beside the key that it stands for."""
+        involves = (each for name in violation.involves for each in (name, *self.aliases.get(name, ())))
+        return attrs.evolve(violation, involves=tuple(dict.fromkeys(involves)))
 
 
 def parse_request(request: Mapping[str, Any], catalog: Catalog, family: str = "") -> ParsedRequest:
@@ -76,8 +88,9 @@ def parse_request(request: Mapping[str, Any], catalog: Catalog, family: str = ""
     return _Parser(catalog, family).parse(request)
 
 
-def _typed(pair: tuple[str, Any]) -> str:
-    return f"{pair[0]}={show(pair[1])}"
+def _typed(item: Asked) -> str:
+    own = [f"{item.shown}={show(item.value)}"] if item.given else []
+    return ", ".join((*own, *(f"{item.shown}.{name}={show(value)}" for name, value in item.nested.items())))
 
 
 class _Parser:
@@ -86,15 +99,20 @@ class _Parser:
     def __init__(self, catalog: Catalog, family: str) -> None:
         self.catalog = catalog
         self.family = family
-        self.problems: list[Problem] = []
+        self.problems: list[Violation] = []
         self.demands: dict[tuple[str, str], Demand] = {}
         self.typed: dict[str, str] = {}
 
     def parse(self, request: Mapping[str, Any]) -> ParsedRequest:
-        asked, clashes = gather(request, lambda key: self.catalog.canonical(key, self.family))
-        self.typed = {item.key: clipped(", ".join(map(_typed, item.pairs())), 400) for item in asked}
-        for key, shown in clashes:
-            self._problem("WF-R004", f"{key} is given twice with different values: {shown}.", (key,))
+        asked, clashes = gather(
+            request, lambda key: self.catalog.canonical(key, self.family), self._same_value
+        )
+        self.typed = {item.key: clipped(_typed(item), 400) for item in asked}
+        for clash in clashes:
+            who = " and ".join(clash.spelled)
+            what = "are one switch and have" if len(clash.spelled) > 1 else "is given twice with"
+            involves = tuple(dict.fromkeys((clash.key, *clash.spelled)))
+            self._problem("WF-R004", f"{who} {what} different values: {clash.values}.", involves)
         host_keys = {name: freeze(key.option.default) for name, key in self.catalog.host_keys.items()}
         alone: list[tuple[Asked, OptionOnly]] = []
         for item in asked:
@@ -105,14 +123,31 @@ class _Parser:
         for item, option in alone:
             self._set_option(item, option)
         normal = tuple(sorted(pair for item in asked for pair in item.pairs()))
-        return ParsedRequest(normal, FrozenMap(host_keys), tuple(self.demands.values()), tuple(self.problems))
+        aliases = {each.key: tuple(name for name in each.spelled if name != each.key) for each in asked}
+        return ParsedRequest(
+            normal,
+            FrozenMap(host_keys),
+            tuple(self.demands.values()),
+            tuple(self.problems),
+            FrozenMap({key: names for key, names in aliases.items() if names}),
+        )
+
+    def _same_value(self, key: str, one: Any, other: Any) -> bool:
+        """Whether two values of a key, given by two of its names, are spellings of one."""
+        for switch, offer in self.catalog.switch(key, self.family):
+            option = offer.feature.option(switch.option) or OptionDecl(switch.name, "bool")
+            try:
+                return not differ(option.convert(one, key), option.convert(other, key))
+            except BadValue:
+                return False
+        return False
 
     def _host_key(self, item: Asked, asked: Iterable[Asked]) -> Any:
         key = self.catalog.host_keys[item.key]
         default = freeze(key.option.default)
         for name in item.nested:
             self._problem("WF-R006", f"{item.key} has no option {name!r}.", (item.key, name))
-        if key.only_with and all(other.key != key.only_with for other in asked):
+        if key.only_with and not self._is_given(key.only_with, asked):
             reason = (
                 f"{item.key} belongs to {key.only_with}, which is not given, so that it would be ignored."
             )
@@ -123,6 +158,11 @@ class _Parser:
             self._problem("WF-R003", f"{error}.", (item.key,))
             return default
 
+    def _is_given(self, name: str, asked: Iterable[Asked]) -> bool:
+        """Whether a key of the host is given with another value than its default, at which it asks for nothing."""
+        default = show(self.catalog.host_keys[name].option.default)
+        return any(item.key == name and show(item.value).strip().lower() != default for item in asked)
+
     def _turn_on(self, item: Asked) -> list[OptionOnly]:
         """Adds the demand of one key; returns options that wait for another key to ask for their feature."""
         if item.key in self.catalog.selectors:
@@ -131,6 +171,8 @@ class _Parser:
         found = self.catalog.switch(item.key, self.family)
         own = self.catalog.family_key(item.key, self.family)
         if own and not any(offer.feature.supports(self.family) for _, offer in found):
+            if not item.nested and any(is_off(item.value, switch.off) for switch, _ in found):
+                return []
             reason = f"{item.key} is not how models of the family {self.family} are asked for this."
             change = Change(set=((own, item.value),), unset=(item.key,))
             self._problem("WF-R009", reason, (item.key, own, "family"), f"Use {own}.", (change,))
@@ -150,15 +192,14 @@ class _Parser:
         self._choose(item, choice)
         return []
 
-    def _choose(self, item: Asked, choice: Choice) -> None:
-        for code, reason, involves, fix, repairs in choice.problems:
-            self._problem(code, reason, involves, fix, repairs)
+    def _choose(self, item: Asked, choice: TurnedOn) -> None:
+        self.problems += choice.problems
         if choice.group:
             self._choose_from(item, choice)
         elif choice.offers:
             self._demand(item.key, choice.offers[0], choice.options)
 
-    def _choose_from(self, item: Asked, choice: Choice) -> None:
+    def _choose_from(self, item: Asked, choice: TurnedOn) -> None:
         """A shared name: which feature is meant depends on facts, so that it takes no options of its own."""
         names = ", ".join(offer.feature.name for offer in choice.offers)
         for name in choice.options:
@@ -244,5 +285,4 @@ class _Parser:
         fix: str = "",
         repairs: tuple[Change, ...] = (),
     ) -> None:
-        found = Problem(code, "forbid", reason.replace("?.", "?"), involves, fix, repairs=repairs)
-        self.problems.append(found)
+        self.problems.append(problem(code, reason, involves, fix, repairs))

@@ -9,7 +9,7 @@ import attrs
 
 from wf_core import data
 from wf_core.errors import BadInput
-from wf_core.names import LONGEST, switch_key
+from wf_core.names import LONGEST, folded, switch_key
 from wf_core.values import FrozenMap, clipped, freeze, misfit, show
 
 DEEPEST = 16
@@ -20,12 +20,20 @@ MOST_KEYS = 200
 
 @attrs.frozen
 class Asked:
-    """One key of a request. ``nested`` holds what dotted keys below it say; ``given`` whether it stood alone too."""
+    """One key of a request. ``nested`` holds what dotted keys below it say; ``given`` whether it stood alone too.
+    ``spelled`` are the names that the user wrote for it: its own, or aliases.
+    """
 
     key: str
     value: Any = None
     given: bool = False
     nested: FrozenMap = attrs.field(factory=FrozenMap)
+    spelled: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The name that the user wrote, where it is only one."""
+        return self.spelled[0] if len(self.spelled) == 1 else self.key
 
     def pairs(self) -> tuple[tuple[str, Any], ...]:
         """The key and the dotted keys below it with their values: the request in normal form."""
@@ -33,23 +41,39 @@ class Asked:
         return (*own, *((f"{self.key}.{name}", value) for name, value in self.nested.items()))
 
 
-def gather(
-    request: Mapping[str, Any], canonical: Callable[[str], str]
-) -> tuple[tuple[Asked, ...], tuple[tuple[str, str], ...]]:
-    """The keys in order of their names, and the (key, values) of those given twice with different values.
+@attrs.frozen
+class Clash:
+    """A key that is given twice with different values, by each of these names."""
 
-    ``None`` stands for a key that is not there. Raises `BadInput` for what is no mapping of plain values.
+    key: str
+    spelled: tuple[str, ...]
+    values: str
+
+
+def gather(
+    request: Mapping[str, Any],
+    canonical: Callable[[str], str],
+    same: Callable[[str, Any, Any], bool] = lambda key, one, other: False,
+) -> tuple[tuple[Asked, ...], tuple[Clash, ...]]:
+    """The keys in order of their names, and those given twice with different values.
+
+    ``None`` stands for a key that is not there; ``same`` says whether two values of a key are spellings of one. Raises
+    `BadInput` for what is no mapping of plain values.
     """
     check_mapping(request)
     if len(request) > MOST_KEYS:
         raise BadInput(f"a request of {len(request)} keys: it takes {MOST_KEYS} at most")
     values: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
-    clashes: list[tuple[str, str]] = []
+    spelled: dict[str, list[str]] = {}
+    clashes: list[Clash] = []
 
-    def put(into: dict[str, Any], name: str, value: Any, shown: str) -> None:
-        if name in into and differ(into[name], value):
-            clashes.append((shown, f"{clipped(show(into[name]), 400)} and {clipped(show(value), 400)}"))
+    def put(into: dict[str, Any], name: str, value: Any, key: str, path: str = "") -> None:
+        if name in into and differ(into[name], value) and (path or not same(key, into[name], value)):
+            both = f"{clipped(show(into[name]), 400)} and {clipped(show(value), 400)}"
+            clashes.append(
+                Clash(key + path, tuple(name + path for name in dict.fromkeys(spelled[key])), both)
+            )
         into.setdefault(name, value)
 
     for raw, item in sorted(request.items(), key=lambda pair: str(pair[0])):
@@ -58,12 +82,22 @@ def gather(
         key = canonical(head)
         if value is None:
             continue
+        spelled.setdefault(key, []).append(head)
         if path:
-            put(nested.setdefault(key, {}), path, value, f"{key}.{path}")
+            put(nested.setdefault(key, {}), path, value, key, f".{path}")
         else:
             put(values, key, value, key)
     keys = sorted({*values, *nested})
-    asked = tuple(Asked(key, values.get(key), key in values, FrozenMap(nested.get(key))) for key in keys)
+    asked = tuple(
+        Asked(
+            key,
+            values.get(key),
+            key in values,
+            FrozenMap(nested.get(key)),
+            tuple(dict.fromkeys(spelled[key])),
+        )
+        for key in keys
+    )
     return asked, tuple(clashes)
 
 
@@ -107,4 +141,4 @@ def distribution_of(key: str, value: str = "") -> str:
     known = data.table("known_switches")
     if not value:
         return str(known["switch"].get(key, ""))
-    return str(known["value"].get(key, {}).get(switch_key(value).lower(), ""))
+    return str(known["value"].get(key, {}).get(folded(value), ""))

@@ -9,18 +9,15 @@ import attrs
 
 from wf_core.manifests.declarations import SwitchDecl
 from wf_core.manifests.options import BadValue, OptionDecl
-from wf_core.names import nearest, suggestion, switch_key
+from wf_core.names import folded, nearest, suggestion, switch_key
 from wf_core.plugins.catalog import Catalog, Offer, Selector
-from wf_core.resolving.plan import Change
+from wf_core.resolving.plan import Change, Violation
 from wf_core.resolving.request_keys import Asked, differ, distribution_of
 from wf_core.values import freeze, show
 
-Said = tuple[str, str, tuple[str, ...], str, tuple[Change, ...]]
-"""A problem: code, sentence, names involved, fix in words, changes to try."""
-
 
 @attrs.frozen
-class Choice:
+class TurnedOn:
     """The feature that a key turns on (none for an off value or a problem), and the options that it gives.
 
     Several where a shared name, ``group``, leaves a choice.
@@ -28,7 +25,7 @@ class Choice:
 
     offers: tuple[Offer, ...] = ()
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    problems: tuple[Said, ...] = ()
+    problems: tuple[Violation, ...] = ()
     group: str = ""
 
 
@@ -40,15 +37,15 @@ class OptionOnly:
     option: str
 
 
-OFF = Choice()
+OFF = TurnedOn()
 
 
-def read_selector(item: Asked, catalog: Catalog, family: str) -> Choice:
+def read_selector(item: Asked, catalog: Catalog, family: str) -> TurnedOn:
     """A selector's value: a name, or a mapping with the discriminator and options."""
     selector = catalog.selectors[item.key]
     options, clash = _options(item, selector.discriminator)
     if clash:
-        return Choice(problems=(clash,))
+        return TurnedOn(problems=(clash,))
     name = options.pop(selector.discriminator, None)
     if name is None:
         wanted = f"{selector.discriminator} (one of {', '.join(catalog.selector_values(item.key)) or 'none installed'})"
@@ -64,7 +61,7 @@ def read_selector(item: Asked, catalog: Catalog, family: str) -> Choice:
 
 def _selected(
     key: str, selector: Selector, name: str, options: Mapping[str, Any], catalog: Catalog, family: str
-) -> Choice:
+) -> TurnedOn:
     if name.strip().lower() in selector.ambiguous:
         candidates = selector.ambiguous[name.strip().lower()]
         several = ", ".join(candidates)
@@ -73,7 +70,7 @@ def _selected(
         return _problem("WF-R010", reason, key, name, *candidates, changes=changes)
     offers = catalog.selected(key, name, family)
     if len(offers) == 1:
-        return Choice(offers, options)
+        return TurnedOn(offers, options)
     if offers:
         plugins = ", ".join(sorted(f"{offer.feature.name} of {offer.plugin}" for offer in offers))
         reason = f"{key}={name} is answered by several features: {plugins}."
@@ -81,17 +78,17 @@ def _selected(
     group = catalog.group(key, name)
     if group:
         fitting = tuple(offer for offer in group if not family or offer.feature.supports(family)) or group
-        return Choice(fitting, options, group=switch_key(name).lower())
+        return TurnedOn(fitting, options, group=folded(name))
     ending = catalog.by_suffix(key, name)
     if ending:
         select, offer = ending[0]
-        return Choice((offer,), {select.suffix_option: name, **options})
+        return TurnedOn((offer,), {select.suffix_option: name, **options})
     return _unknown_value(key, selector, name, options, catalog)
 
 
 def _unknown_value(
     key: str, selector: Selector, name: str, options: Mapping[str, Any], catalog: Catalog
-) -> Choice:
+) -> TurnedOn:
     distribution = distribution_of(key, name)
     if distribution:
         reason = f"{key}={name} belongs to a plugin that is not installed."
@@ -111,15 +108,24 @@ def _with_name(key: str, selector: Selector, name: str, options: Mapping[str, An
     return Change(set=((key, freeze(value)),))
 
 
-def _problem(code: str, reason: str, *names: str, fix: str = "", changes: tuple[Change, ...] = ()) -> Choice:
-    return Choice(problems=((code, reason, names, fix, changes),))
+def _problem(
+    code: str, reason: str, *names: str, fix: str = "", changes: tuple[Change, ...] = ()
+) -> TurnedOn:
+    return TurnedOn(problems=(problem(code, reason, names, fix, changes),))
 
 
-def read_switch(item: Asked, switch: SwitchDecl, offer: Offer) -> Choice | OptionOnly:
+def problem(
+    code: str, reason: str, involves: tuple[str, ...], fix: str = "", repairs: tuple[Change, ...] = ()
+) -> Violation:
+    """What is wrong with a request before any fact is looked at."""
+    return Violation(code, "forbid", reason.replace("?.", "?"), involves, fix, repairs=repairs)
+
+
+def read_switch(item: Asked, switch: SwitchDecl, offer: Offer) -> TurnedOn | OptionOnly:
     """A switch by its form; a value that its option does not take is a problem, not an exception."""
     if switch.form == "option":
         return OptionOnly(offer, switch.option)
-    if item.given and _is_off(item.value, switch.off):
+    if item.given and is_off(item.value, switch.off):
         return _off(item.key, item.nested)
     try:
         on, options = _FORMS[switch.form](item, switch, offer)
@@ -128,7 +134,7 @@ def read_switch(item: Asked, switch: SwitchDecl, offer: Offer) -> Choice | Optio
     if not on:
         return _off(item.key, item.nested)
     clash = _clash(item.key, options, item.nested)
-    return Choice(problems=(clash,)) if clash else Choice((offer,), {**options, **_named(item.nested)})
+    return TurnedOn(problems=(clash,)) if clash else TurnedOn((offer,), {**options, **_named(item.nested)})
 
 
 def _flag(item: Asked, switch: SwitchDecl, offer: Offer) -> tuple[bool, dict[str, Any]]:
@@ -139,7 +145,7 @@ def _value(item: Asked, switch: SwitchDecl, offer: Offer) -> tuple[bool, dict[st
     _needed(item)
     option = offer.feature.option(switch.option)
     value = option.convert(item.value, item.key) if option is not None else item.value
-    return not _is_off(value, switch.off), {switch.option: value}
+    return not is_off(value, switch.off), {switch.option: value}
 
 
 def _feature(item: Asked, switch: SwitchDecl, offer: Offer) -> tuple[bool, dict[str, Any]]:
@@ -167,7 +173,7 @@ def _needed(item: Asked) -> bool:
     return True
 
 
-def _options(item: Asked, discriminator: str) -> tuple[dict[str, Any], Said | None]:
+def _options(item: Asked, discriminator: str) -> tuple[dict[str, Any], Violation | None]:
     """The selector's value as one mapping with the discriminator and the options of dotted keys in it."""
     own = (
         _named(item.value)
@@ -183,15 +189,15 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
     return {switch_key(name): value for name, value in options.items()}
 
 
-def _clash(key: str, own: Mapping[str, Any], nested: Mapping[str, Any]) -> Said | None:
+def _clash(key: str, own: Mapping[str, Any], nested: Mapping[str, Any]) -> Violation | None:
     for name, value in _named(nested).items():
         if name in own and differ(own[name], value):
             reason = f"{key} and {key}.{name} give different values: {show(own[name])} and {show(value)}."
-            return ("WF-R004", reason, (key, name), "", ())
+            return problem("WF-R004", reason, (key, name))
     return None
 
 
-def _off(key: str, options: Mapping[str, Any]) -> Choice:
+def _off(key: str, options: Mapping[str, Any]) -> TurnedOn:
     """A key at its off value asks for nothing; options beside it would be ignored."""
     if not options:
         return OFF
@@ -199,7 +205,8 @@ def _off(key: str, options: Mapping[str, Any]) -> Choice:
     return _problem("WF-R005", reason, key, *options)
 
 
-def _is_off(value: Any, off: tuple[Any, ...]) -> bool:
+def is_off(value: Any, off: tuple[Any, ...]) -> bool:
+    """Whether a value is one of a switch's off values, in any spelling."""
     if isinstance(value, str):
         return value.strip().lower() in [show(other).lower() for other in off]
     return any(isinstance(value, bool) == isinstance(other, bool) and freeze(value) == other for other in off)

@@ -10,19 +10,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import attrs
+
 from wf_core.errors import Refused
 from wf_core.facts import Facts
-from wf_core.facts.run import run_facts, with_derived
+from wf_core.facts.run import run_facts
 from wf_core.manifests.conditions import Condition
 from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.advice import advise
 from wf_core.resolving.choosing import choose
-from wf_core.resolving.deciding import FAMILY_CONDITION, Decision, decide
+from wf_core.resolving.deciding import (
+    FAMILY_CONDITION,
+    Decision,
+    decide,
+    is_strict,
+    of_the_model,
+    with_request,
+)
 from wf_core.resolving.goals import with_goal
 from wf_core.resolving.judging import CONDITION, against, judge_demand
 from wf_core.resolving.plan import Plan, PlannedFeature, Refusal, Violation
 from wf_core.resolving.request import Demand
-from wf_core.resolving.rules import core_rules, needs_of_facts
+from wf_core.resolving.rules import core_rules, needs_of_facts, undecided_aggregates
 from wf_core.values import FrozenMap
 
 OTHER_FAMILY, NOT_ACTIVATABLE = "WF-F003", "WF-P002"
@@ -73,17 +82,23 @@ def with_plan(facts: Facts, plan: Plan, catalog: Catalog) -> Facts:
 def rejudge_rules(plan: Plan, facts: Facts, catalog: Catalog) -> tuple[Violation, ...]:
     """What the rules between features say now: effects may depend on facts that were others when the plan was made.
 
-    The features are judged as they stand in the plan, whatever its request would make of them by these facts.
+    The features are judged as they stand in the plan, whatever its request would make of them by these facts. Where the
+    host or the plan is strict, what is untested forbids. An aggregate that cannot be judged is a violation: there is no
+    later moment for it.
     """
-    request = {f"request.{key}": value for key, value in plan.host_keys.items()}
-    facts = with_derived(facts).with_(request, source="request")
+    facts = with_request(facts, plan.host_keys)
     rules = catalog.rules(core_rules())
     groups = [
         [judge_demand(_as_planned(feature, offer), offer, facts, catalog, rules)]
         for feature, offer in _offers_of(plan, catalog)
     ]
-    about_facts = against(needs_of_facts(rules, facts), facts, {}, _of_the_plan, FAMILY_CONDITION)
-    return (*about_facts, *choose(groups, rules, facts).violations)
+    about_facts = against(needs_of_facts(rules, facts), facts, {}, of_the_model, FAMILY_CONDITION)
+    subjects = [judged.subject for group in groups for judged in group]
+    undecided = undecided_aggregates(subjects, rules, facts)
+    found = (*about_facts, *choose(groups, rules, facts).violations, *undecided)
+    if not is_strict(plan.host_keys, catalog):
+        return found
+    return tuple(attrs.evolve(violation, level="forbid") for violation in found)
 
 
 def _as_planned(feature: PlannedFeature, offer: Offer) -> Demand:
@@ -109,9 +124,8 @@ def rejudge(plan: Plan, facts: Facts, *, final: bool = False) -> tuple[Violation
     found = list(_other_family(plan, facts))
     if found:
         return tuple(found)  # the rest of the plan is about another kind of model
-    request = {f"request.{key}": value for key, value in plan.host_keys.items()}
-    facts = with_derived(facts).with_(request, source="request")
-    found += against(plan.conditions, facts, {}, _of_the_plan, FAMILY_CONDITION, final=final)
+    facts = with_request(facts, plan.host_keys)
+    found += against(plan.conditions, facts, {}, of_the_model, FAMILY_CONDITION, final=final)
     for feature in plan.features:
         names = (feature.switch, feature.name)
         options = feature.options_dict()
@@ -149,7 +163,3 @@ def _other_family(plan: Plan, facts: Facts) -> Iterable[Violation]:
 
 def _always(names: tuple[str, ...], _: Condition) -> tuple[str, ...]:
     return names
-
-
-def _of_the_plan(condition: Condition) -> tuple[str, ...]:
-    return () if condition.involves else ("model",)

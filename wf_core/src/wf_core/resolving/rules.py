@@ -14,7 +14,7 @@ import attrs
 
 from wf_core import data
 from wf_core.facts import Facts
-from wf_core.manifests.conditions import Condition
+from wf_core.manifests.conditions import Condition, Verdict
 from wf_core.manifests.declarations import FeatureDecl, Rule
 from wf_core.manifests.effects import Effect, vocabulary
 from wf_core.manifests.manifest import read_rule
@@ -23,10 +23,9 @@ from wf_core.manifests.vocabulary import is_inside
 from wf_core.resolving.plan import Chain, Change, Violation
 from wf_core.values import show
 
-# An effect that occupies this many ranks or fewer is as good as none.
-ONE = 1
 LOSSY, EXPERIMENTAL, NOT_FOR_TRAINING = "lossy", "experimental", "not-for-training"
 TRAINING_SAFE = "training-safe"
+UNKNOWN_CONDITION = "WF-F002"
 
 
 @attrs.frozen
@@ -66,9 +65,12 @@ class Subject:
         return tuple(dict.fromkeys((*self.names, *(cause.keys if cause is not None else ()))))
 
 
+Having = list[tuple[Subject, Cause]]
+
+
 def _counts(effect: Effect) -> bool:
     """An effect with a number that is 1 or less is as good as none: one rank is no parallelism."""
-    return not effect.numbers or any(not isinstance(number, int) or number > ONE for number in effect.numbers)
+    return not effect.numbers or any(not isinstance(number, int) or number > 1 for number in effect.numbers)
 
 
 def derived_effects(feature: FeatureDecl, declared: Iterable[Effect]) -> tuple[Effect, ...]:
@@ -154,27 +156,46 @@ def _pair(rule: Rule, left: Subject, right: Subject) -> tuple[Violation, ...]:
 
 def judge_aggregates(subjects: Sequence[Subject], rules: Iterable[Rule], facts: Facts) -> Iterator[Violation]:
     """Every aggregate over all the features that the facts contradict."""
+    for rule, having, verdict in _compared(subjects, rules, facts):
+        if verdict.state == "unmet":
+            found = _broken(rule, rule.code, verdict.reason, having)
+            yield attrs.evolve(found, repairs=tuple(_fitting(rule, facts, [cause for _, cause in having])))
+
+
+def undecided_aggregates(
+    subjects: Sequence[Subject], rules: Iterable[Rule], facts: Facts
+) -> Iterator[Violation]:
+    """Every aggregate over all the features that the facts do not decide, for when there is no later moment."""
+    for rule, having, verdict in _compared(subjects, rules, facts):
+        if verdict.state == "unknown":
+            yield _broken(rule, UNKNOWN_CONDITION, stayed_unknown(verdict), having)
+
+
+def stayed_unknown(verdict: Verdict) -> str:
+    """The reason of a violation for what could not be judged."""
+    return f"{', '.join(verdict.missing)} stayed unknown, so that this cannot be ruled out: {verdict.reason}"
+
+
+def _compared(
+    subjects: Sequence[Subject], rules: Iterable[Rule], facts: Facts
+) -> Iterator[tuple[Rule, Having, Verdict]]:
+    """Each aggregate that some feature has a number for, with those that have one, and what its comparison says."""
     for rule in rules:
         if not rule.aggregate or rule.needs is None:
             continue
         having = [(s, cause) for s in subjects for cause in s.by_effect.get(rule.effect, ())]
         numbers = [int(cause.effect.numbers[0]) for _, cause in having]
-        if not numbers:
-            continue
         condition = attrs.evolve(rule.needs, reason=rule.reason)
-        for total in _totals(rule.aggregate, numbers):
+        for total in _totals(rule.aggregate, numbers) if numbers else ():
             verdict = condition.judge(facts, {"total": total})
-            if verdict.state != "unmet":
-                continue
-            names = (name for subject, cause in having for name in subject.named(cause))
-            yield Violation(
-                rule.code,
-                rule.level,
-                verdict.reason.replace("{total}", show(total)),
-                tuple(dict.fromkeys((*names, *rule.involves))),
-                chains=tuple(subject.chain(cause) for subject, cause in having),
-                repairs=tuple(_fitting(rule, facts, [cause for _, cause in having])),
-            )
+            yield rule, having, attrs.evolve(verdict, reason=verdict.reason.replace("{total}", show(total)))
+
+
+def _broken(rule: Rule, code: str, reason: str, having: Having) -> Violation:
+    names = (name for subject, cause in having for name in subject.named(cause))
+    involves = tuple(dict.fromkeys((*names, *rule.involves)))
+    chains = tuple(subject.chain(cause) for subject, cause in having)
+    return Violation(code, rule.level, reason, involves, chains=chains)
 
 
 def _fitting(rule: Rule, facts: Facts, causes: Sequence[Cause]) -> Iterator[Change]:
@@ -183,7 +204,7 @@ def _fitting(rule: Rule, facts: Facts, causes: Sequence[Cause]) -> Iterator[Chan
     wanted = facts.get(next(rule.needs.refs()).name)
     for cause in causes if rule.aggregate == "product" and isinstance(wanted, int) else ():
         others = math.prod(int(other.effect.numbers[0]) for other in causes if other is not cause)
-        if cause.keys and wanted % others == 0 and wanted // others > ONE:
+        if cause.keys and wanted % others == 0 and wanted // others > 1:
             yield Change(set=((cause.keys[0], wanted // others),))
 
 

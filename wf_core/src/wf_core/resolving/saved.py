@@ -192,7 +192,7 @@ def _differences(feature: PlannedFeature, declared: FeatureDecl | None, tables: 
     for name in _SAME:
         if getattr(feature, name) != getattr(declared, name):
             yield f"the plan's {name} of {feature.name} is not what {feature.plugin} declares"
-    if feature.not_activatable != declared.state.partition(":")[2].strip():
+    if feature.not_activatable != declared.declared_only:
         yield f"the plan says otherwise whether {feature.name} can be activated"
     if not _effects_fit(feature, declared):
         yield f"the plan's effects of {feature.name} are not those that {feature.plugin} declares"

@@ -14,7 +14,7 @@ from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.asking import Request, together
 from wf_core.resolving.deciding import decide, judged_by
 from wf_core.resolving.judging import CONDITION, judge_demand
-from wf_core.resolving.matrix import REFUSED, Entry, between, one_value, state_of
+from wf_core.resolving.matrix import REFUSED, Entry, between, needed_world, one_value, state_of
 from wf_core.resolving.naming import Target
 from wf_core.resolving.plan import Change, Fix, Refusal, Violation
 from wf_core.resolving.request import parse_request
@@ -161,8 +161,7 @@ def why(
     if decision.legal:
         return Why(alone, state_of(decision), request, new)
     found = refusal(request, decision, facts, catalog)
-    fitting = (number for number, other in (worlds or {}).items() if decide(request, other, catalog).legal)
-    return Why(alone, REFUSED, request, new, found, next(fitting, None))
+    return Why(alone, REFUSED, request, new, found, needed_world(request, worlds or {}, catalog))
 
 
 def grounds_of(request: Request, facts: Facts, catalog: Catalog) -> tuple[Ground, ...]:

@@ -15,6 +15,7 @@ from wf_core.errors import BadInput, BaseModified, Busy, PluginFault
 from wf_core.facts.run import run_facts
 from wf_core.isolation.guard import process_global
 from wf_core.isolation.witness import Witness
+from wf_core.manifests.effects import effect_name
 from wf_core.model.family import CallPlan, Schedule
 from wf_core.resolving.resolve import not_activatable, refuse, rejudge, rejudge_rules, with_plan
 from wf_core.resolving.saved import changed_since
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from wf_core.resolving.plan import Plan
     from wf_core.sessions.run import Run
 
+PROCESS_GLOBAL = "process-global"
 _numbers = itertools.count(1)
 
 
@@ -269,4 +271,4 @@ def _process_settings(plan: Plan, opened: Opened) -> dict[str, Any]:
 
 
 def _is_process_global(plan: Plan) -> bool:
-    return any(effect.startswith("process-global") for feature in plan.features for effect in feature.effects)
+    return any(effect_name(e) == PROCESS_GLOBAL for feature in plan.features for e in feature.effects)

@@ -145,7 +145,8 @@ def memory_is_released(case: FeatureCase) -> None:
     if kept > usual:
         raise Nonconformity(
             f"{kept - usual} tensors of a run are alive after it that a plain run does not leave: release every tensor "
-            "in end(), and name in held_tensors() what is kept meanwhile."
+            "in end(), keep none in a module-level or class-level container, and name in held_tensors() what is kept "
+            "meanwhile."
         )
     alive = _alive_after(lambda: _two_sessions(case))
     if alive:

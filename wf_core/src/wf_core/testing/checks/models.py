@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from wf_core.checkpoints import load_quietly
 from wf_core.errors import BadInput, BaseModified, Refused
 from wf_core.facts.run import RUN_OPTIONS
 from wf_core.isolation.fingerprint import fingerprint
@@ -20,6 +21,7 @@ from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
 from wf_core.testing.watching import Stopped
 
 SAME = "an_empty_session_is_bit_identical"
+FEWEST_STEPS = 2
 CALLED = tuple(name for name in SEAMS if name not in ("placement", "modulation", "scheduler", "vae.encode"))
 
 
@@ -173,3 +175,29 @@ def its_files_are_there(case: ModelCase) -> None:
     directory = case.host.model_directory(case.model.name)
     if not os.path.isfile(directory / "model_index.json"):
         raise Nonconformity(f"{directory} holds no model_index.json.")
+
+
+@check("model")
+def it_opens_and_runs(case: ModelCase) -> None:
+    """Loaded with its defaults, an empty session on it is bit-identical to the pipeline itself."""
+    if case.model.remote or case.model.profile is not None:
+        raise NotApplicable("only a profile of it is here")
+    if case.host.catalog.family_plugin(case.model.family) is None:
+        raise NotApplicable(f"the family {case.model.family} is not installed beside it")
+    pipe = load_quietly(case.host.model_directory(case.model.name), "float32", "cpu")
+    call = {
+        key: value for key, value in case.model.defaults_dict().items() if key in RUN_OPTIONS and key != "fps"
+    }
+    call |= {"num_inference_steps": FEWEST_STEPS, "output_type": "latent", "prompt": "a test"}
+
+    def run(on: Any) -> torch.Tensor:
+        frames: torch.Tensor = on(**call, generator=torch.Generator("cpu").manual_seed(0)).frames
+        return frames
+
+    plain = run(pipe)
+    with case.host.session(pipe, {}) as session:
+        ours = run(session.pipe)
+    if not torch.equal(plain, ours):
+        raise Nonconformity(
+            f"an empty session on {case.model.name!r} differs from the pipeline's own output."
+        )
