@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from support.pages import blocks
 from wf_core import Host, Refused, __version__, api, hookspecs, testing
+from wf_core.cli import main
 from wf_core.manifests.manifest import FILE_NAME, Manifest
 from wf_core.manifests.toml_reader import Table
 from wf_core.manifests.vocabulary import KINDS
@@ -97,6 +99,22 @@ def test_every_conformance_class_and_what_it_takes_is_documented() -> None:
     ] == []
 
 
+def test_the_answer_of_wf_check_is_documented() -> None:
+    """On a plugin that is only declared, which is quick; the checks' own keys are the same for all."""
+    result = CliRunner().invoke(main, ["check", "quant-fp8", "--json"], catch_exceptions=False)
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["implemented"], answer["conforms"]) == (2, False, False)
+    text = prose("conformance.md")
+    assert [key for key in (*answer, *answer["checks"][0]) if f"`{key}`" not in text] == []
+    assert "`passed`, `failed` or `not applicable`" in " ".join(text.split())
+
+
+def test_the_seams_that_the_toy_family_lacks_are_named() -> None:
+    [lacking] = re.findall(r"every seam but (.*?)\. ", " ".join(page("conformance.md").split()))
+    family = record_of(TOY).manifest.family
+    assert set(re.findall(r"`([\w.]+)`", lacking)) == {*api.SEAMS} - {*family.seams}
+
+
 def test_every_fixture_is_documented() -> None:
     plugin = importlib.import_module("wf_core.testing.pytest_plugin")
     fixtures = [name for name in vars(plugin) if name.startswith("wf_")]
@@ -109,6 +127,24 @@ def test_every_public_name_is_documented(module: Any) -> None:
     entries = dict(re.findall(r"^### (\w+)\n\n(.+)$", page("api.md"), re.M))
     assert [name for name in module.__all__ if len(entries.get(name, "").split()) < 4] == []
     assert sorted({*entries}) == sorted({*api.__all__, *testing.__all__})
+
+
+def undocumented(cls: type) -> list[str]:
+    """Public methods and properties of a class that neither it nor a class above it says anything about."""
+    names = [name for name, found in vars(cls).items() if callable(found) or isinstance(found, property)]
+    return [
+        f"{cls.__name__}.{name}"
+        for name in names
+        if not name.startswith("_")
+        and not any(getattr(vars(c).get(name), "__doc__", "") for c in cls.__mro__)
+    ]
+
+
+def test_every_public_method_says_what_it_does() -> None:
+    classes = [found for name in api.__all__ if isinstance(found := getattr(api, name), type)]
+    assert [name for cls in classes for name in undocumented(cls)] == []
+    text = page("api.md")
+    assert "`.add(name: str, amount: int=1) -> None`" in text and "`.ambiguous`" in text
 
 
 def test_every_state_of_a_feature_is_documented() -> None:

@@ -173,3 +173,10 @@ def test_a_base_with_cpu_offload_is_refused(host):
 def test_a_model_of_no_installed_family_is_refused_by_name(host):
     with pytest.raises(Refused, match=r"WF-M002 .* the model family of LTXVideoTransformer3DModel"):
         host.session(models.ltx(), {"attention_backend": "sdpa"})
+
+
+def test_an_argument_of_the_call_that_is_given_twice(tmp_path):
+    one = ("resolve", "wan2.1-t2v-1.3b", "--run", "height=480", "--width", 832, "--height")
+    assert wf(*one, 480, cwd=tmp_path).returncode == 0
+    twice = wf(*one, 496, cwd=tmp_path)
+    assert (twice.returncode, twice.stderr) == (2, "wf: height is set twice: 480 and 496\n")

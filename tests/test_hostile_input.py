@@ -23,7 +23,8 @@ from wf_core.cli.show import describe
 from wf_core.manifests.manifest import Manifest, ManifestError
 from wf_core.plugins.catalog import Catalog
 from wf_core.plugins.discovery import STATES, discover
-from wf_core.resolving.resolve import not_activatable, rejudge, rejudge_rules, resolve
+from wf_core.resolving.rejudging import not_activatable, rejudge, rejudge_rules
+from wf_core.resolving.resolve import resolve
 from wf_core.resolving.why import describe as asked_in_words
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -148,7 +148,9 @@ ONE_VALUE_BY_TWO_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("request_", ONE_VALUE_BY_TWO_NAMES, ids=[" ".join(r) for r in ONE_VALUE_BY_TWO_NAMES])
+@pytest.mark.parametrize(
+    "request_", ONE_VALUE_BY_TWO_NAMES, ids=[" ".join(r) for r in ONE_VALUE_BY_TWO_NAMES]
+)
 def test_one_value_by_two_names_of_a_key_is_no_clash(request_: dict[str, Any]) -> None:
     assert len(judge({"model": "wan2.1-t2v-1.3b"}, request_, {}).features) == 1
 

@@ -51,7 +51,8 @@ def test_a_file_for_other_latents(host: Host, tmp_path: Path) -> None:
 def test_a_file_that_is_no_decoder(host: Host, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other.safetensors"
     path.write_bytes(content)
-    assert [code for code, _ in refused(host, str(path))] == ["WF-V007"]
+    [(code, reason)] = refused(host, str(path))
+    assert (code, "holds no preview decoder" in reason) == ("WF-V007", True)
 
 
 def test_a_file_without_the_tensor(host: Host, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_a_new_plugin_passes_its_conformance_tests(kind: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     passed, skipped = (int(found[1]) if (found := re.search(rf"(\d+) {word}", done.stdout)) else 0
                        for word in ("passed", "skipped"))  # fmt: skip
-    assert passed >= 8 and skipped <= 3, done.stdout
+    assert passed >= 8 and skipped <= 4, done.stdout
 
 
 @pytest.mark.slow

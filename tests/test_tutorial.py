@@ -26,7 +26,7 @@ SHOWN_WIDTH = "100"
 #   pip install ...                    as it stands, with --no-index --no-deps --no-build-isolation; by name from dist/
 #   python -m build                    python -m hatchling build: the backend that it would call, without isolation
 #   twine check, twine upload          the built files are looked at instead
-#   pytest, wf check                   without the Wan family, so that they run on the toy family alone, which is quicker
+#   pytest, wf check                   without the Wan family: they run on the toy family, which is quicker
 #   wf ...                             as it stands, by this interpreter: python -m wf_core
 #
 # What a command prints is what it prints on a terminal, stdout and stderr together.

@@ -89,7 +89,7 @@ def _base(kind: str) -> str:
     every = [cls for cls in FORMS[kind] if issubclass(cls, api.Technique) and cls is not api.Technique]
     inherited = f"{codes(cls.__name__ for cls in every)} has everything of [Technique](../api.md#technique) besides.\n"
     head = "## What it works with\n\n" + prose(
-        "**Bold** methods are those that a subclass must write; [api.md](../api.md) has the rest of what a plugin may import."
+        "**Bold** methods are those that a subclass must write; [api.md](../api.md) has all that a plugin may import."
     )
     return "\n".join([head, table(["", "says"], rows), inherited if every else ""])
 
@@ -126,7 +126,8 @@ def _declares(kind: str) -> str:
 def _effects(features: list[FeatureDecl]) -> str:
     """The words that the features here declare, the most frequent first; those that one alone has are its own."""
     found = Counter(word for f in features for word in {rule.effect.name for rule in f.effects})
-    common = [word for word, count in found.most_common() if count > 1 or len(features) == 1]
+    words = sorted(found, key=lambda word: (-found[word], word))
+    common = [word for word in words if found[word] > 1 or len(features) == 1]
     return (
         f"[Effects](../../rules.md#effects) that several of them declare: {codes(common)}." if common else ""
     )
@@ -141,7 +142,8 @@ def _counters(features: list[FeatureDecl]) -> set[str]:
 
 def _checks(kind: str) -> str:
     checks = checks_for(kind, implemented=True)
-    told = f"{code(CLASSES[kind].__name__)} makes these {len(checks)} checks; [the kit](../conformance.md) says what each proves: "
+    made = f"{code(CLASSES[kind].__name__)} makes these {len(checks)} checks"
+    told = f"{made}; [the kit](../conformance.md) says what each proves: "
     names = ", ".join(check.name.replace("_", " ") for check in checks)
     return "## What the kit checks\n\n" + prose(f"{told}{names}.")
 

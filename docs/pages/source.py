@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 
@@ -50,7 +51,7 @@ def constants(module: Any) -> dict[str, str]:
     """What a module says of its constants: the text that stands after each."""
     body = ast.parse(inspect.getsource(module)).body
     found = {}
-    for node, after in zip(body, body[1:], strict=False):
+    for node, after in pairwise(body):
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name) and isinstance(after.value, ast.Constant):

@@ -74,7 +74,7 @@ def test_a_kernels_name_says_nothing_where_a_backend_is_asked_for() -> None:
         (TF32, "2", "expects true or false, got 2"),
         (DETERMINISTIC, "maybe", "expects true or false, got maybe"),
         (COMPILE, "inductor", "expects true or false, got inductor"),
-        (PRECISION, "hi", "expects one of highest, high, medium, got hi; did you mean high"),
+        (PRECISION, "hi", "expects one of highest, high, medium, got hi; did you mean high?"),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_the_variable(name: str, text: str, words: str) -> None:

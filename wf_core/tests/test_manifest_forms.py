@@ -254,3 +254,12 @@ def test_a_wrong_form_is_one_line_that_names_the_file_and_the_place(
     assert message.startswith(str(tmp_path / "wf-plugin.toml"))
     assert caught.value.where or "rule A" in message, "the table is named"
     assert "\n" not in message
+
+
+def test_a_reason_has_no_placeholder_that_nobody_fills(tmp_path: Path) -> None:
+    condition = '[[feature.condition]]\nfact = "a"\neq = 1\nreason = "it is {what}"\n'
+    with pytest.raises(ManifestError, match=r"placeholder \{what\} that nobody fills; there is \{value\}"):
+        load(tmp_path, HEAD + FEATURE + condition)
+    pair = RULE.replace('reason = "r"', 'reason = "{who} clash"') + 'pair = ["melts", "compiles"]\n'
+    with pytest.raises(ManifestError, match=r"placeholder \{who\}"):
+        load(tmp_path, HEAD + FEATURE + pair)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from wf_core.facts import Facts
 from wf_core.plugins.catalog import Catalog
 from wf_core.resolving.plan import Plan
-from wf_core.resolving.resolve import rejudge_rules, resolve
+from wf_core.resolving.rejudging import rejudge_rules
+from wf_core.resolving.resolve import resolve
 
 from .conftest import Site
 from .test_aggregates import PLACES, features

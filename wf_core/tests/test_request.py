@@ -287,3 +287,18 @@ def test_the_plugin_for_the_models_family_is_meant(site: Site) -> None:
     catalog = Catalog.of(discover([str(site.folder)], {}))
     assert [d.offer.plugin for d in parse_request({"same": True}, catalog, "other").demands] == ["cache-b"]
     assert [d.offer.plugin for d in parse_request({"same": True}, catalog, "toy").demands] == ["cache-a"]
+
+
+def test_an_alias_takes_no_other_plugins_key(site: Site) -> None:
+    """Not even that of a feature which is only declared: the key would silently mean something else."""
+    site.family()
+    declared = VAE_MANIFEST.replace(
+        'tier = "exact"', 'tier = "exact"\nstate = "unavailable: not implemented"'
+    )
+    site.plugin("vae-toy", declared)
+    grabbing = VAE_MANIFEST.replace('"vae-toy"', '"vae-grab"').replace('name = "tiling"', 'name = "grab"')
+    grabbing = grabbing.replace('feature = "tiling"', 'feature = "grab"').replace('"vae_tiling"', '"grab"')
+    site.plugin("vae-grab", grabbing.replace('aliases = ["tiled"]', 'aliases = ["vae_tiling"]'))
+    catalog = Catalog.of(discover([str(site.folder)], {}))
+    assert demands(parse_request({"vae_tiling": True}, catalog, "toy")) == {"tiling": {}}
+    assert demands(parse_request({"grab": True}, catalog, "toy")) == {"grab": {}}

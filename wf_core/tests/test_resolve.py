@@ -17,7 +17,8 @@ from wf_core.manifests.effects import vocabulary
 from wf_core.plugins.catalog import Catalog
 from wf_core.plugins.discovery import discover
 from wf_core.resolving.plan import Plan, Refusal
-from wf_core.resolving.resolve import not_activatable, rejudge, resolve
+from wf_core.resolving.rejudging import not_activatable, rejudge
+from wf_core.resolving.resolve import resolve
 from wf_core.resolving.rules import core_rules
 
 from .conftest import Site

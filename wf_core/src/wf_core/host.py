@@ -32,7 +32,8 @@ from wf_core.plugins.loading import load_plugin
 from wf_core.plugins.manifest_files import installed_version
 from wf_core.resolving.environment import request_from_environment
 from wf_core.resolving.plan import Plan
-from wf_core.resolving.resolve import refuse, resolve
+from wf_core.resolving.rejudging import refuse
+from wf_core.resolving.resolve import resolve
 from wf_core.resolving.saved import changed_since, plan_from_json
 from wf_core.sessions.open_sessions import alone
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from wf_core.model.family import ModelFamily
     from wf_core.sessions.session import Session
 
+FEW_NAMES = 8
+OTHER_IDS = "; `wf list-plugins` lists the names, and with --family FAMILY any other id can be judged"
 Base = Any
 """A diffusers pipeline, a bare transformer of a known family, a checkpoint directory, or a registered model's name."""
 
@@ -228,7 +231,12 @@ class Host:
             path = Path(model)
             if not os.path.isdir(path):
                 names = self.catalog.model_names()
-                hint = did_you_mean(str(model), names, f"; registered are: {', '.join(names) or 'none'}")
+                few = (
+                    f"; registered are: {', '.join(names) or 'none'}"
+                    if len(names) <= FEW_NAMES
+                    else OTHER_IDS
+                )
+                hint = did_you_mean(str(model), names, few)
                 raise BadInput(f"no model {str(model)!r}: neither a directory nor a registered name{hint}")
             return path
         if declared.path:

@@ -12,6 +12,7 @@ from wf_core.cli.output import print_json
 from wf_core.cli.settings import call_defaults, collect_settings, parse_settings, settings_options
 from wf_core.errors import BadInput, Refused
 from wf_core.manifests.vocabulary import GOALS, SCHEMA
+from wf_core.resolving.request_keys import differ
 
 
 @click.command("resolve")
@@ -40,7 +41,10 @@ def command(
     """
     from wf_core.host import Host
 
-    run = {**parse_settings(run_settings), **call}
+    run = parse_settings(run_settings)
+    for name, value in call.items():
+        if differ(run.setdefault(name, value), value):
+            raise BadInput(f"{name} is set twice: {run[name]} and {value}")
     request = collect_settings(settings, load_json)
     if goal is not None:
         if "goal" in request and request["goal"] != goal:

@@ -78,7 +78,7 @@ def command(
     """
     from wf_core.checkpoints import check_device_name, check_dtype
     from wf_core.host import Host
-    from wf_core.resolving.resolve import not_activatable, refuse
+    from wf_core.resolving.rejudging import not_activatable, refuse
 
     check_device_name(device)
     check_text("--prompt", prompt)

@@ -112,8 +112,8 @@ def _feature(feature: Alone, *, alone: bool) -> Iterator[str]:
     if not alone:
         yield from met
     elif met:
-        met = sum(g.state == "met" for g in feature.grounds)
-        yield f"  met     {met} condition{'' if met == 1 else 's'}"
+        count = sum(g.state == "met" for g in feature.grounds)
+        yield f"  met     {count} condition{'' if count == 1 else 's'}"
     if offer is not None and not feature.grounds:
         yield "  it has no conditions"
 

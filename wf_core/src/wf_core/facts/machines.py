@@ -26,10 +26,10 @@ def machine_profile(name: str, this: Facts) -> Facts:
     Raises `BadInput` for a name that is no profile.
     """
     table = data.table("devices")
-    device = table["devices"].get(name.strip().lower())
+    device = table["devices"].get(name.strip().lower()) if isinstance(name, str) else None
     if device is None:
         raise BadInput(
-            f"no device {name!r}{did_you_mean(name, machine_names())} ({', '.join(machine_names())})"
+            f"no device {name!r}{did_you_mean(str(name), machine_names())} ({', '.join(machine_names())})"
         )
     kept = {
         fact: value
@@ -65,6 +65,8 @@ def world_facts(world: int | None, process_group: bool | None) -> Facts:
     """``process.world`` and ``process.group_initialised`` of a run to be judged; nothing where neither is given."""
     if world is None and process_group is None:
         return Facts()
+    if process_group is not None and not isinstance(process_group, bool):
+        raise BadInput(f"process_group is true or false, got {process_group!r}")
     values: dict[str, Any] = {}
     if world is not None:
         if isinstance(world, bool) or not isinstance(world, int) or world < 1:

@@ -45,10 +45,13 @@ class FeatureCounters:
         self._run = Counters()
 
     def open(self, run: Counters) -> None:
+        """The host's: a run begins, and is counted from here on."""
         self._run = run
 
     def add(self, name: str, amount: int = 1) -> None:
+        """Counts something that was done in this run; a name is made on first use."""
         self._run.add(self._feature, name, amount)
 
     def fall_back(self, seam: str, reason: str) -> None:
+        """Counts a call at a seam that the feature left to the stock code, with the reason for the report."""
         self._run.fall_back(self._feature, seam, reason)

@@ -7,6 +7,7 @@ An option that was not given compares like "nothing": only ``present``, ``eq`` a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,7 @@ NO_TABLES: Tables = {}
 
 OPERATORS = ("eq", "ne", "in", "lt", "le", "gt", "ge", "divisible_by", "present", "contains_all", "in_table")
 JOINS = ("any_of", "all_of")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 class BadCondition(ValueError):
@@ -83,6 +85,7 @@ class Condition:
             )
         if not isinstance(reason, str) or not isinstance(code, str):
             raise BadCondition("reason and code are texts")
+        check_placeholders(reason)
         body = {key: value for key, value in data.items() if key not in ("reason", "code")}
         join = next((name for name in JOINS if name in body), "")
         if join:
@@ -191,6 +194,16 @@ class Condition:
         value = subject.find(facts, options)[1]
         nothing = "not given" if subject.kind == "option" else "none"
         return self.reason.replace("{value}", nothing if value is None else clipped(show(value), 400))
+
+
+def check_placeholders(reason: str, filled: tuple[str, ...] = ("value",)) -> None:
+    """Raises `BadCondition` for a placeholder in a reason that nobody would fill."""
+    unknown = sorted({*_PLACEHOLDER.findall(reason)} - {*filled})
+    if unknown:
+        known = ", ".join(f"{{{name}}}" for name in filled)
+        raise BadCondition(
+            f"the reason has a placeholder {{{unknown[0]}}} that nobody fills; there is {known}"
+        )
 
 
 def _operand_to_json(operand: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from wf_core.files import MANIFEST_BYTES, read_text
+from wf_core.manifests.conditions import BadCondition, check_placeholders
 from wf_core.manifests.declarations import (
     EvidenceDecl,
     FamilyDecl,
@@ -189,6 +190,10 @@ def read_rule(row: Table, words: Mapping[str, EffectWord]) -> Rule:
         row.fail("a rule about one effect or about facts has the level forbid, and needs = { fact = ... }")
     if rule.aggregate and not (rule.effect in words and words[rule.effect].numbers == 1):
         row.fail("an aggregate is taken over an effect that carries one number")
+    try:
+        check_placeholders(rule.reason, ("value", "total", "slot"))
+    except BadCondition as error:
+        row.fail(str(error))
     unknown = [name for name in (*rule.pair, rule.effect) if name and name not in words]
     if unknown:
         row.fail(

@@ -43,6 +43,7 @@ class Step:
 
     @property
     def ambiguous(self) -> bool:
+        """Whether step and branch could not be told: what depends on them computes densely."""
         return self.source == AMBIGUOUS
 
 

@@ -52,6 +52,7 @@ class Seams:
         self._sites: dict[str, int] = {}
 
     def claim(self, seam: str, feature: str, handler: Handler, roles: Iterable[str] = ()) -> None:
+        """The host's: adds a layer to every site of a seam, or to those of some roles, below the layers before it."""
         if seam not in SEAMS:
             raise KeyError(f"no seam is called {seam!r}; seams are {', '.join(SEAMS)}")
         self._claims.setdefault(seam, []).append(Claim(feature, handler, tuple(roles)))

@@ -118,8 +118,11 @@ class Catalog:
         return best([offer for offer in self._offers if offer.feature.name == name], family)
 
     def switch(self, key: str, family: str = "") -> tuple[tuple[SwitchDecl, Offer], ...]:
-        """The switches of that name or alias, with what they turn on, best first."""
+        """The switches of that name, else of that alias, with what they turn on, best first."""
         found = self._switches.get(key, ())
+        found = (
+            tuple(pair for pair in found if pair[0].name == key) or found
+        )  # an alias takes no other plugin's key
         chosen = best([offer for _, offer in found], family)
         return tuple(pair for pair in found if pair[1] in chosen)
 

@@ -151,6 +151,7 @@ class PlannedFeature:
             "evidence": [item.describe() for item in self.evidence],
             "not_activatable": self.not_activatable,
             "pending": [condition.reason for condition in self.pending],
+            "pending_at": [self.conditions.index(condition) for condition in self.pending],
             "conditions": [condition.to_json() for condition in self.conditions],
         }
 
@@ -225,6 +226,7 @@ class Plan:
             "not_activatable": list(self.not_activatable),
             "chosen": list(self.chosen),
             "pending": [condition.reason for condition in self.pending],
+            "pending_at": [self.conditions.index(condition) for condition in self.pending],
             "conditions": [condition.to_json() for condition in self.conditions],
         }
 

@@ -91,8 +91,7 @@ def _feature(data: Mapping[str, Any]) -> PlannedFeature:
 
 def _conditions(data: Mapping[str, Any]) -> tuple[tuple[Condition, ...], tuple[Condition, ...]]:
     conditions = tuple(Condition.from_json(item) for item in data["conditions"])
-    waiting = [str(reason) for reason in data["pending"]]
-    return conditions, tuple(condition for condition in conditions if condition.reason in waiting)
+    return conditions, tuple(conditions[int(index)] for index in data["pending_at"])
 
 
 def _violation(data: Mapping[str, Any]) -> Violation:

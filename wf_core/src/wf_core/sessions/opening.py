@@ -16,7 +16,7 @@ from wf_core.kinds.techniques import Technique
 from wf_core.model.seams import SEAMS, Handler, Seams, Site
 from wf_core.model.wiring import Wiring
 from wf_core.resolving.plan import Violation
-from wf_core.resolving.resolve import refuse
+from wf_core.resolving.rejudging import refuse
 from wf_core.sessions.blame import ask, attribute, each, plugin_of
 
 if TYPE_CHECKING:

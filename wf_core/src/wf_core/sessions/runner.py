@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wf_core.errors import Refused
 from wf_core.kinds.runview import RunView
 from wf_core.resolving.plan import Violation
-from wf_core.resolving.resolve import refuse, rejudge
+from wf_core.resolving.rejudging import refuse, rejudge
 from wf_core.sessions.blame import ask, attribute, each, fault_of
 from wf_core.sessions.memory import held_bytes, peak_bytes, reset_peak
 from wf_core.sessions.report import Report, run_report

@@ -17,7 +17,7 @@ from wf_core.isolation.guard import process_global
 from wf_core.isolation.witness import Witness
 from wf_core.manifests.effects import effect_name
 from wf_core.model.family import CallPlan, Schedule
-from wf_core.resolving.resolve import not_activatable, refuse, rejudge, rejudge_rules, with_plan
+from wf_core.resolving.rejudging import not_activatable, refuse, rejudge, rejudge_rules, with_plan
 from wf_core.resolving.saved import changed_since
 from wf_core.sessions import driver, open_sessions
 from wf_core.sessions.blame import ask, fault_of, plugin_of
