@@ -15,8 +15,6 @@ from support.bad_plugins import BAD, BAD_FAMILIES, GOOD
 from wf_core.cli import main
 from wf_core.testing import FusionConformance
 from wf_core.testing.cases import TOY
-from wf_core.testing.checks import packaging, ranks
-from wf_core.testing.child import _work
 from wf_core.testing.examination import examine
 from wf_core.testing.hosts import record_of
 
@@ -48,13 +46,6 @@ def toy_block():
                 setattr(owner, key, value)
 
 
-@pytest.fixture
-def without_processes(monkeypatch):
-    """The runs that the kit makes in processes of their own are made in this one: a tenth of the time."""
-    for module in (packaging, ranks):
-        monkeypatch.setattr(module, "run_children", lambda tasks: [_work(task) for task in tasks])
-
-
 def failures(module):
     results = list(examine(record_of(module), (record_of(TOY),)))
     assert len(results) > 10
@@ -78,7 +69,7 @@ def _one(name, bad, found):
 
 
 @pytest.mark.parametrize("name", [name for name, bad in BAD.items() if not bad.whole])
-def test_one_check_fails_and_says_why(site, toy_block, without_processes, name):
+def test_one_check_fails_and_says_why(site, toy_block, name):
     _one(name, BAD[name], failures(BAD[name].write(site, name))[1])
 
 
@@ -232,7 +223,7 @@ def _wf(capsys, *arguments):
     return left.value.code, out, err
 
 
-def test_wf_check_of_a_good_and_of_a_bad_plugin(site, without_processes, capsys):
+def test_wf_check_of_a_good_and_of_a_bad_plugin(site, capsys):
     toy = {"families": '["toy"]'}
     attrs.evolve(GOOD, fields=toy).write(site, "good")
     attrs.evolve(BAD["never-counts"], fields=toy).write(site, "never-counts")

@@ -493,16 +493,6 @@ def held_tensors(self):
         reason = "unsupported"
         """,
     ),
-    "unfilled-reason": Bad(
-        "every_reason_is_a_sentence",
-        ("placeholder that nobody fills", "{layers}"),
-        rows="""
-        [[feature.condition]]
-        fact = "model.layers"
-        ge = 1
-        reason = "the model has {layers} layers, of which at least one is needed."
-        """,
-    ),
     "no-doc": Bad(
         "manifest_is_complete",
         ("option 'strength'", "has no doc"),

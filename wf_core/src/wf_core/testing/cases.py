@@ -30,6 +30,12 @@ def not_here(refused: Refused) -> str:
     return f"this machine cannot run it: {about[0].reason}" if about else ""
 
 
+def benches(case: PluginCase) -> tuple[str, ...]:
+    """The places of the benches of all families beside a plugin."""
+    families = [record for record in case.beside if record.manifest and record.manifest.family]
+    return tuple(trial_of(record) for record in families)
+
+
 def trial_of(family: PluginRecord) -> str:
     """Where a family's bench is."""
     assert family.manifest is not None and family.manifest.family is not None

@@ -1,14 +1,19 @@
-"""A run in a process of its own: ``python -m wf_core.testing.child``, with its task as JSON on stdin.
+"""A run in a process of its own, forked from one that has loaded what all of them need.
 
-Only the plugins that the task names can be imported. The answer is one JSON object on stdout: the calls of the handlers
-as (seam, whether the next layer was called), and the states in the report.
+Only the plugins that the task names can be imported. The answer is one JSON object: the calls of the handlers
+as (seam, whether the next layer was called), the states in the report, and what importing the plugin changed.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import importlib.abc
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,46 +51,109 @@ def task(
         "bench": bench,
         "requests": [dict(request) for request in requests],
         "changes": dict(changes),
+        "path": sys.path,
         **more,
     }
 
 
-def run_children(tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Runs the tasks at once, each in its own process. The answers; an answer with ``error`` where one failed."""
-    command = [sys.executable, "-m", "wf_core.testing.child"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    children = [subprocess.Popen(command, text=True, **pipes) for _ in tasks]  # type: ignore[call-overload]
-    for child, told in zip(children, tasks, strict=True):
-        child.stdin.write(json.dumps(told))
-        child.stdin.close()
-        child.stdin = None
-    return [_answer(child) for child in children]
+class _Server:
+    """A process that has loaded torch and the families' benches, and forks itself for every task.
+
+    Loading them takes seconds and is done once, beside what the caller does meanwhile. A task that needs other modules
+    imports them in its own fork, so that no task sees what another has loaded.
+    """
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "wf_core.testing.child", *preload]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # a process that has started threads is not forked
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+        )
+        atexit.register(self.close)
+
+    def run(self, tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The answers, in the order of the tasks, which run at once."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(list(tasks)) + "\n")
+            self._process.stdin.flush()
+            answers: list[dict[str, Any]] = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):
+            return [{"error": "the process that runs the checks has ended"}] * len(tasks)
+        return answers
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
 
 
-def _answer(child: Any) -> dict[str, Any]:
+@functools.cache
+def _server(preload: tuple[str, ...]) -> _Server:
+    return _Server(preload)
+
+
+def warm_up(benches: Sequence[str]) -> None:
+    """Starts the process that will run the children, without waiting for it."""
+    _server(_modules(benches))
+
+
+def run_children(tasks: Sequence[Mapping[str, Any]], benches: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Runs the tasks at once, each in its own process. The answers; an answer with ``error`` where one failed.
+
+    ``benches`` are those of the families that tasks of this kind are run on, loaded once for all.
+    """
+    return _server(_modules(benches or [told["bench"] for told in tasks])).run(tasks) if tasks else []
+
+
+def _modules(benches: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted({bench.partition(":")[0] for bench in benches}))
+
+
+def serve() -> None:
+    """The server's side: one line of tasks in, one line of answers out, until the caller is gone."""
+    answers_to = os.dup(1)
+    os.dup2(2, 1)  # what a task prints is no answer
+    for module in ("torch", *sys.argv[1:]):
+        with suppress(ImportError):
+            importlib.import_module(module)
+    for line in sys.stdin:
+        pipes = [_fork(told) for told in json.loads(line)]
+        os.write(answers_to, (json.dumps([_answer(pid, pipe) for pid, pipe in pipes]) + "\n").encode())
+
+
+def _fork(told: Mapping[str, Any]) -> tuple[int, int]:
+    """A child at work on a task: its process id, and the pipe that its answer comes from."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, reading
     try:
-        out, err = child.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
-        return {"error": f"it takes longer than {SECONDS:g} s"}
-    try:
-        answer: dict[str, Any] = json.loads(out)
-    except ValueError:
-        lines = err.strip().splitlines() or [f"it ended with exit code {child.returncode}"]
-        return {"error": lines[-1]}
-    return answer
-
-
-def main() -> None:
-    """The child's side."""
-    told = json.load(sys.stdin)
-    sys.meta_path.insert(0, OnlyNamed(told["modules"]))
-    try:
+        sys.path[:] = told["path"]
+        sys.meta_path.insert(0, OnlyNamed(told["modules"]))
         answer = _work(told)
     except BaseException as error:
         answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-    sys.stdout.write(json.dumps(answer))
+    with os.fdopen(writing, "w") as file:
+        file.write(json.dumps(answer))
+    os._exit(0)
+
+
+def _answer(pid: int, pipe: int) -> dict[str, Any]:
+    ready, _, _ = select.select([pipe], [], [], SECONDS)
+    if not ready:
+        os.kill(pid, signal.SIGKILL)
+    with os.fdopen(pipe) as file:
+        text = file.read()
+    _, status = os.waitpid(pid, 0)
+    if not ready:
+        return {"error": f"it takes longer than {SECONDS:g} s"}
+    try:
+        answer: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {"error": f"it ended the process with the status {status}"}
+    return answer
 
 
 def _work(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,15 +171,14 @@ def _work(told: Mapping[str, Any]) -> dict[str, Any]:
 
     bench = bench_at(told["bench"])
     pipe = bench.pipeline()
-    if told.get("imports"):
-        return {"changed": _changed_by_import(told["modules"][0], pipe, bench)}
+    changed = _changed_by_import(told["modules"][0], pipe, bench) if told.get("imports") else []
     host = WatchedHost(host_of(*told["modules"]).discovery)
     states: dict[str, str] = {}
     for request in told["requests"]:
         with suppress(BaseModified), host.session(pipe, request) as session:  # other checks say that it is
             session.pipe(**bench.arguments(told.get("seed", 5), **told["changes"]))
             states.update({name: claim["state"] for name, claim in session.report["effective"].items()})
-    return {"calls": [list(call) for call in host.calls], "states": states}
+    return {"changed": changed, "calls": [list(call) for call in host.calls], "states": states}
 
 
 def _changed_by_import(module: str, pipe: Any, bench: Any) -> list[str]:
@@ -131,4 +198,4 @@ def _changed_by_import(module: str, pipe: Any, bench: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from typing import Any
 
 from wf_core.errors import WfError
 from wf_core.hookspecs import HOOK_OF_KIND
 from wf_core.manifests.vocabulary import MODEL_KINDS
-from wf_core.testing.cases import FeatureCase, PluginCase, trial_of
+from wf_core.testing.cases import FeatureCase, PluginCase, benches, trial_of
 from wf_core.testing.checks.registry import CAN_BE_ASKED_FOR, Nonconformity, NotApplicable, check
-from wf_core.testing.child import run_children, task
+from wf_core.testing.child import run_children, task, warm_up
 
 HEAVY = ("torch", "diffusers", "transformers", "numpy")
 _LOOK = (
@@ -67,17 +68,14 @@ def importing_it_changes_no_result(case: PluginCase) -> None:
     """A pipeline that is there already computes the same, with the same classes, after the plugin is imported."""
     if case.manifest.kind in MODEL_KINDS:
         raise NotApplicable("it is a model, which other checks run")
-    for family in dict.fromkeys(own.family for own in _runnable(case)):
-        answer = run_children(
-            [task((case.record.module, family.module), trial_of(family), [], {}, imports=True)]
-        )[0]
+    for family, answer in _alone(case).items():
         if "error" in answer:
-            raise NotApplicable(f"it cannot be imported beside {family.module}, as other checks say")
+            raise NotApplicable(f"it does not run beside {family}, as another check says")
         if answer["changed"]:
             raise Nonconformity(
-                f"importing {case.record.module} changes what a pipeline of {family.name} does, before anybody asked "
-                f"for a feature: {'; '.join(answer['changed'][:3])}. Move it from the top of the module into the hook "
-                "or the technique, and change nothing but the session's copy."
+                f"importing {case.record.module} changes what a pipeline of {family} does, before anybody asked for a "
+                f"feature: {'; '.join(answer['changed'][:3])}. Move it from the top of the module into the hook or the "
+                "technique, and change nothing but the session's copy."
             )
 
 
@@ -86,22 +84,40 @@ def it_works_alone_with_wf_core(case: PluginCase) -> None:
     """In a process where no other plugin but a model family can be imported, each feature runs and takes effect."""
     if case.manifest.kind in MODEL_KINDS:
         raise NotApplicable("it is a model, which other checks run")
-    groups: dict[str, list[FeatureCase]] = {}
-    for own in _runnable(case):
-        groups.setdefault(own.family.module, []).append(own)
-    for family, cases in groups.items():
-        trial = trial_of(cases[0].family)
-        told = task((case.record.module, family), trial, [own.request for own in cases], {})
-        answer = run_children([told])[0]
+    for family, answer in _alone(case).items():
         if "error" in answer:
             raise Nonconformity(f"alone with wf-core and {family} it fails: {answer['error']}.")
-        for own in cases:
-            there, here = answer["states"].get(own.feature.name, "not turned on"), _state_here(own)
-            if there != here != "":
-                raise Nonconformity(
-                    f"alone with wf-core and {family} {own.feature.name} is {there}, and in this process it is {here}: "
-                    "it leans on something that another package or an earlier run brought."
-                )
+    for own in _runnable(case):
+        family = own.family.module
+        there = _alone(case)[family]["states"].get(own.feature.name, "not turned on")
+        here = _state_here(own)
+        if there != here != "":
+            raise Nonconformity(
+                f"alone with wf-core and {family} {own.feature.name} is {there}, and in this process it is {here}: "
+                "it leans on something that another package or an earlier run brought."
+            )
+
+
+def _alone(case: PluginCase) -> dict[str, dict[str, Any]]:
+    """What a process with the plugin and one family says, by the family's module; made once for a case."""
+    if "alone" not in vars(case):
+        warm_up(benches(case))  # it loads while this process builds the pipelines
+        groups: dict[str, list[FeatureCase]] = {}
+        for own in _runnable(case):
+            groups.setdefault(own.family.module, []).append(own)
+        told = [
+            task(
+                (case.record.module, family),
+                trial_of(cases[0].family),
+                [own.request for own in cases],
+                {},
+                imports=True,
+            )
+            for family, cases in groups.items()
+        ]
+        vars(case)["alone"] = dict(zip(groups, run_children(told, benches(case)), strict=True))
+    found: dict[str, dict[str, Any]] = vars(case)["alone"]
+    return found
 
 
 def _runnable(case: PluginCase) -> list[FeatureCase]:

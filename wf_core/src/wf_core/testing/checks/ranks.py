@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from wf_core.testing.cases import FeatureCase, trial_of
+from wf_core.testing.cases import FeatureCase, benches, trial_of
 from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
 from wf_core.testing.child import run_children, task
 
@@ -33,7 +33,7 @@ def ranks_decide_alike(case: FeatureCase) -> None:
             )
             for rank in range(RANKS)
         ]
-        answers = run_children(tasks)
+        answers = run_children(tasks, benches(case))
     for answer in answers:
         if "error" in answer:
             raise Nonconformity(f"on two processes it fails: {answer['error']}.")
