@@ -93,6 +93,9 @@ def _typed(item: Asked) -> str:
     return ", ".join((*own, *(f"{item.shown}.{name}={show(value)}" for name, value in item.nested.items())))
 
 
+INSTALL = "If another plugin brings it, install that plugin: pip install wf-plugin-NAME."
+
+
 class _Parser:
     """Collects demands and problems over one request."""
 
@@ -275,7 +278,7 @@ class _Parser:
         hint = suggestion(near, "; `wf list-plugins --json` lists the switches")
         repairs = tuple(Change(((name, item.value),), (item.key,)) for name in near if item.given)
         reason = f"no installed plugin owns the key {item.key!r}{hint}."
-        self._problem("WF-R001", reason, (item.key,), repairs=repairs)
+        self._problem("WF-R001", reason, (item.key,), INSTALL, repairs)
 
     def _problem(
         self,
