@@ -44,8 +44,9 @@ def base_is_untouched_after_success(case: FeatureCase) -> None:
             session.pipe(**case.arguments())
     except Nonconformity as found:
         raise Nonconformity(
-            f"{found} A technique replaces modules and parameters on the copy that prepare() receives, and patches no "
-            "class; a process-wide setting goes through process_settings() and the effect process-global."
+            f"{str(found).rstrip('.')}. A technique replaces modules and parameters on the copy that prepare() "
+            "receives, and patches no class; a process-wide setting goes through process_settings() and the effect "
+            "process-global."
         ) from found
 
 
