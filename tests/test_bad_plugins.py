@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import attrs
 import pytest
+import torch
 
 from support.bad_plugins import BAD, BAD_FAMILIES, GOOD
 from wf_core.cli import main
@@ -35,10 +36,11 @@ def site(tmp_path, monkeypatch):
 
 @pytest.fixture
 def toy_block():
-    """Puts the class back that some plugins patch."""
+    """Puts back what some plugins patch."""
     from wf_core.testing.toy import model
 
-    kept = {model: dict(vars(model)), model.ToyBlock: dict(vars(model.ToyBlock))}
+    owners = (model, model.ToyBlock, torch.nn.LayerNorm, torch.nn.functional)
+    kept = {owner: dict(vars(owner)) for owner in owners}
     yield
     for owner, values in kept.items():
         for key, value in values.items():
@@ -279,3 +281,17 @@ def test_wf_check_of_a_default_outside_its_own_range(site, capsys):
     assert code == 2
     assert "its default does not fit: 0 is out of range, expects 1 <= x" in json.loads(out)["error"]
     assert err.startswith("wf: the plugin fusion-worse is broken")
+
+
+def test_a_plugin_that_ends_the_process_has_not_passed(site, capsys):
+    leaves = """
+        def begin(self, run):
+            import os
+            os._exit(0)
+        """
+    attrs.evolve(GOOD, methods=leaves, fields={"families": '["toy"]'}).write(site, "leaves")
+    code, out, _ = _wf(capsys, "check", "fusion-leaves", "--json")
+    told = json.loads(out)
+    assert (code, told["conforms"]) == (2, False)
+    last = told["checks"][-1]
+    assert (last["check"], last["state"]) == ("the_checks_come_to_their_end", "failed")

@@ -249,6 +249,26 @@ BAD: dict[str, Bad] = {
             block.forward = lambda self, *args: stock(self, *args)
         """,
     ),
+    "wraps-a-library-function": Bad(
+        UNTOUCHED,
+        ("module torch.nn.functional: gelu patched", "patches no class"),
+        methods="""
+        def prepare(self, components):
+            import functools
+            stock = torch.nn.functional.gelu
+            torch.nn.functional.gelu = functools.wraps(torch.relu)(lambda *args, **named: stock(*args, **named))
+        """,
+    ),
+    "wraps-a-class-under-its-name": Bad(
+        UNTOUCHED,
+        ("class torch.nn.modules.normalization.LayerNorm: forward patched",),
+        methods="""
+        def prepare(self, components):
+            import functools
+            stock = torch.nn.LayerNorm.forward
+            torch.nn.LayerNorm.forward = functools.wraps(stock)(lambda self, x: stock(self, x))
+        """,
+    ),
     "writes-to-a-weight": Bad(
         UNTOUCHED,
         ("transformer.blocks.0.ffn.0.bias", "replaces modules and parameters on the copy"),

@@ -302,3 +302,15 @@ def test_an_alias_takes_no_other_plugins_key(site: Site) -> None:
     catalog = Catalog.of(discover([str(site.folder)], {}))
     assert demands(parse_request({"vae_tiling": True}, catalog, "toy")) == {"tiling": {}}
     assert demands(parse_request({"grab": True}, catalog, "toy")) == {"grab": {}}
+
+
+def test_a_features_name_is_told_from_a_key(site: Site) -> None:
+    site.family()
+    named = VAE_MANIFEST.replace(
+        'name = "tiling"\ntier', 'name = "tiling"\nexample = { vae_tiling = true }\ntier'
+    )
+    site.plugin("vae-toy", named)
+    catalog = Catalog.of(discover([str(site.folder)], {}))
+    [problem] = parse_request({"tiling": True}, catalog, "toy").problems
+    assert (problem.code, problem.fix) == ("WF-R001", "Ask for it so: vae_tiling=true.")
+    assert problem.repairs[0].applied({"tiling": True}) == {"vae_tiling": True}

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import field, frozen
 from torch import nn
 
-from wf_core.isolation.class_functions import Functions, class_diff, class_functions
+from wf_core.isolation.class_functions import Functions, class_diff, class_functions, module_functions
 from wf_core.isolation.copy_checks import components_of, diffusers_hooks, own_forward
 from wf_core.isolation.fingerprint_diff import (
     Record,
@@ -44,7 +44,8 @@ class Fingerprint:
 
     ``structure``: modules, classes, hooks, processors, plain attribute values, by path. ``tensors``: identity,
     place, dtype and version of every parameter and buffer. ``contents``: a digest of each, if asked for.
-    ``classes``: the functions of every class that the target is made of, since patching a class changes the target.
+    ``classes``: the functions of every class that the target is made of, of the modules that those come from, and of
+    torch's own, since patching one changes the target.
     ``run_state``: the scheduler's progress, per-call attributes of the pipeline, the VAE's cache when not idle.
     Identities are object ids, so a fingerprint is good for one process and while its target is alive.
     """
@@ -84,6 +85,7 @@ def fingerprint(target: Any, contents: bool = False, name: str = "model") -> Fin
     structure: dict[str, Record] = {}
     found: dict[str, Any] = {}
     run_state: dict[str, str] = {}
+    classes = _classes_of(target, modules)
     for key, module in modules.items():
         _walk(module, key, structure, found, run_state, set())
     if not is_module:
@@ -95,7 +97,7 @@ def fingerprint(target: Any, contents: bool = False, name: str = "model") -> Fin
         MappingProxyType({path: content_digest(tensor) for path, tensor in found.items()})
         if contents
         else None,
-        MappingProxyType(class_functions(_classes_of(target, modules))),
+        MappingProxyType({**class_functions(classes), **module_functions(classes)}),
         MappingProxyType(run_state),
     )
 

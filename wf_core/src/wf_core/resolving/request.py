@@ -14,7 +14,7 @@ import attrs
 from wf_core.manifests.options import BadValue, OptionDecl
 from wf_core.names import did_you_mean, nearest, suggestion
 from wf_core.plugins.catalog import Catalog, Offer
-from wf_core.resolving.plan import Change, Violation
+from wf_core.resolving.plan import Change, Violation, shown_request
 from wf_core.resolving.request_keys import Asked, differ, distribution_of, gather
 from wf_core.resolving.request_switches import (
     OptionOnly,
@@ -273,6 +273,15 @@ class _Parser:
         if distribution:
             reason = f"{item.key} belongs to a plugin that is not installed."
             self._problem("WF-R008", reason, (item.key,), f"Install {distribution}.")
+            return
+        offers = self.catalog.offers(item.key, self.family) or self.catalog.offers(
+            item.key.replace("_", "-"), self.family
+        )
+        if offers and offers[0].feature.example:
+            change = Change(set=tuple(offers[0].feature.example.items()), unset=(item.key,))
+            fix = f"Ask for it so: {shown_request(change.set)}."
+            reason = f"{item.key} is the name of a feature, and no key of a request."
+            self._problem("WF-R001", reason, (item.key,), fix, (change,))
             return
         near = nearest(item.key, self.catalog.keys())
         hint = suggestion(near, "; `wf list-plugins --json` lists the switches")

@@ -134,7 +134,8 @@ class FeatureCase(PluginCase):
 
     @contextmanager
     def session(self, host: Host | None = None, **options: Any) -> Iterator[Session]:
-        """A session with the feature on."""
+        """A session with the feature on; what the pipeline does by itself is noted before there is any."""
+        self.plain  # noqa: B018
         with (host or self.host).session(self.pipe, self.request, **options) as session:
             yield session
 

@@ -25,20 +25,8 @@ MOST_CALLS = 24
 
 
 @check("feature")
-def switched_off_is_identity(case: FeatureCase) -> None:
-    """With the plugin installed and the feature not asked for, the output is bit-identical to the pipeline's own."""
-    with case.host.session(case.pipe, {}) as session:
-        off = session.pipe(**case.arguments()).frames
-    if not torch.equal(off, case.plain):
-        raise Nonconformity(
-            f"an empty session differs from the pipeline's own output by {_distance(off, case.plain)}: the plugin acts "
-            "without being asked, at import or through state of the process."
-        )
-
-
-@check("feature")
 def base_is_untouched_after_success(case: FeatureCase) -> None:
-    """Structure, tensor metadata and contents of the base, and the process, are as before after a run."""
+    """After a run the base (structure, tensors, contents), the process, and the base's own output are as before."""
     try:
         with _untouched(case, "a run that succeeded"), case.session(verify_contents=True) as session:
             session.pipe(**case.arguments())
@@ -48,6 +36,24 @@ def base_is_untouched_after_success(case: FeatureCase) -> None:
             "receives, and patches no class; a process-wide setting goes through process_settings() and the effect "
             "process-global."
         ) from found
+    again = case.pipe(**case.arguments()).frames
+    if not torch.equal(again, case.plain):
+        raise Nonconformity(
+            f"after a session the pipeline's own output is another ({_distance(again, case.plain)}): something that it "
+            "calls was replaced and not put back. Replace it on the session's copy instead."
+        )
+
+
+@check("feature", after=("base_is_untouched_after_success",))
+def switched_off_is_identity(case: FeatureCase) -> None:
+    """With the plugin installed and the feature not asked for, the output is bit-identical to the pipeline's own."""
+    with case.host.session(case.pipe, {}) as session:
+        off = session.pipe(**case.arguments()).frames
+    if not torch.equal(off, case.plain):
+        raise Nonconformity(
+            f"an empty session differs from the pipeline's own output by {_distance(off, case.plain)}: the plugin acts "
+            "without being asked, at import or through state of the process."
+        )
 
 
 @check("feature", after=(SUCCESS, "a_second_request_starts_clean", "memory_is_released"))
