@@ -8,7 +8,7 @@ that it carries: a wrapper takes over the name of what it wraps.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -18,34 +18,19 @@ _EVERYBODYS = ("torch", "torch.nn.functional")
 """Modules whose functions a model calls, wherever its own classes come from."""
 
 
-Functions = Mapping[str, "tuple[int, str]"]
-"""Name -> identity and the package that the function comes from."""
+Functions = Mapping[str, Any]
+"""What a class or module holds, by name: taken whole, which is cheap. Functions are told apart on a difference."""
 
 
 def class_functions(classes: Iterable[type]) -> dict[str, Functions]:
-    """For each class and each of its bases, by full name: every function that it defines."""
-    return {
-        f"class {cls.__module__}.{cls.__qualname__}": {
-            key: (id(value), _package(value))
-            for key, value in vars(cls).items()
-            if isinstance(value, _FUNCTIONS)
-        }
-        for cls in _with_bases(classes)
-    }
+    """What each class and each of its bases holds, by full name."""
+    return {f"class {cls.__module__}.{cls.__qualname__}": dict(vars(cls)) for cls in _with_bases(classes)}
 
 
 def module_functions(classes: Iterable[type]) -> dict[str, Functions]:
-    """For each module that these classes and their bases come from, and for torch's own: every function in it."""
+    """What each module holds that these classes and their bases come from, and torch's own modules."""
     names = {*_EVERYBODYS, *(cls.__module__ for cls in _with_bases(classes))}
-    modules = {name: sys.modules[name] for name in sorted(names) if name in sys.modules}
-    return {
-        f"module {name}": {
-            key: (id(value), _package(value))
-            for key, value in list(vars(module).items())
-            if callable(value) and not isinstance(value, type)
-        }
-        for name, module in modules.items()
-    }
+    return {f"module {name}": dict(vars(sys.modules[name])) for name in sorted(names) if name in sys.modules}
 
 
 def _with_bases(classes: Iterable[type]) -> dict[type, None]:
@@ -62,10 +47,21 @@ def class_diff(before: Mapping[str, Functions], after: Mapping[str, Functions]) 
     """One line per class or module whose functions changed: which were patched, added (to a class) or removed."""
     lines = []
     for name in sorted(before.keys() & after.keys()):
-        old, new = before[name], after[name]
-        names = old.keys() | new.keys() if name.startswith("class ") else old.keys() & new.keys()
-        other = sorted(key for key in names if old.get(key) != new.get(key))
-        changed = [key for key in other if key not in new or new[key][1] != _LIBRARY]
+        of_class = name.startswith("class ")
+        changed = sorted(_changed(before[name], after[name], of_class))
         if changed:
             lines.append(f"{name}: {', '.join(changed)} patched")
     return lines
+
+
+def _changed(old: Functions, new: Functions, of_class: bool) -> Iterator[str]:
+    for key in old.keys() | new.keys() if of_class else old.keys() & new.keys():
+        was, now = old.get(key), new.get(key)
+        if was is now or not (_is_function(was, of_class) or _is_function(now, of_class)):
+            continue
+        if key not in new or _package(now) != _LIBRARY:
+            yield key
+
+
+def _is_function(value: Any, of_class: bool) -> bool:
+    return isinstance(value, _FUNCTIONS) if of_class else callable(value) and not isinstance(value, type)
