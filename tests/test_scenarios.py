@@ -69,7 +69,10 @@ def test_b13_requests_of_different_size_in_one_session(host):
             first = drive(session.model, three)
         with BlockCalls(session.model) as seen, session.run(timesteps=three):
             larger = drive(session.model, three, height=12)
-        assert session.report["steps"]["cache"]["branches"]["transformer/cond"]["computed"] == [0, 2]
+        assert session.report["steps"]["caches"]["teacache"]["branches"]["transformer/cond"]["computed"] == [
+            0,
+            2,
+        ]
         with session.run(timesteps=three):
             again = drive(session.model, three)
     assert seen.count == 2 * 4
@@ -129,7 +132,7 @@ def test_b17_two_stages_of_other_length_and_size(host):
     totals = [steps["total"] for _, steps in together]
     assert totals == [20, 8]
     for (_, steps), total in zip(together, totals, strict=True):
-        computed = steps["cache"]["branches"]["transformer/cond"]["computed"]
+        computed = steps["caches"]["teacache"]["branches"]["transformer/cond"]["computed"]
         assert computed[0] == 0 and computed[-1] == total - 1
 
 
@@ -208,8 +211,8 @@ def test_b27_a_guidance_interval_labels_every_call_right(host):
         steps = interval(session, range(3, 8))
         without = interval(session, ())
     assert steps["calls"] == {"transformer/cond": 10, "transformer/uncond": 5}
-    branches = steps["cache"]["branches"]
-    assert branches["transformer/cond"] == without["cache"]["branches"]["transformer/cond"]
+    branches = steps["caches"]["teacache"]["branches"]
+    assert branches["transformer/cond"] == without["caches"]["teacache"]["branches"]["transformer/cond"]
     uncond = branches["transformer/uncond"]
     assert sorted(uncond["computed"] + uncond["skipped"]) == [3, 4, 5, 6, 7]
     assert uncond["reasons"]["3"] == "nothing-cached"
@@ -222,7 +225,7 @@ def test_b27_two_experts_without_guidance(host):
         session.pipe(**models.call(num_inference_steps=10, guidance_scale=1.0))
         steps = session.report["steps"]
     assert steps["calls"] == {"transformer/cond": 3, "transformer_2/cond": 7}
-    branches = steps["cache"]["branches"]
+    branches = steps["caches"]["teacache"]["branches"]
     assert branches["transformer/cond"]["computed"] == [0]
     assert branches["transformer_2/cond"]["computed"] == [3, 9]
     assert branches["transformer_2/cond"]["reasons"]["3"] in ("expert-start", "nothing-cached")

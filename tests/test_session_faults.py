@@ -197,7 +197,7 @@ def test_a_guidance_interval_on_a_pipeline_that_gives_only_names(host):
     arguments = {**arguments, "num_inference_steps": 6, "output_type": "latent"}
     with host.session(pipe, request) as session:
         session.pipe(**arguments, callback_on_step_end=interval)
-        branches = session.report["steps"]["cache"]["branches"]
+        branches = session.report["steps"]["caches"]["teacache"]["branches"]
         assert session.report["identity"] == "context-name"
     uncond = branches["transformer/uncond"]
     assert sorted(uncond["computed"] + uncond["skipped"]) == [0, 3, 4, 5]

@@ -55,7 +55,7 @@ def run_vector(host, base, row, preset, *, static):
                     session.model(**models.w_inputs(seed=index, timestep=timestep))
                 if seen.count:
                     ran.append(index)
-        return ran, session.report["steps"]["cache"]["branches"]["transformer/cond"]
+        return ran, session.report["steps"]["caches"]["teacache"]["branches"]["transformer/cond"]
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "live"])
@@ -123,7 +123,7 @@ def test_a_step_that_the_host_forces_starts_the_sum_anew(host, base, force, stat
                     session.model(**models.w_inputs(seed=index, height=height, timestep=timestep))
                 if seen.count:
                     ran.append(index)
-        account = session.report["steps"]["cache"]["branches"]["transformer/cond"]
+        account = session.report["steps"]["caches"]["teacache"]["branches"]["transformer/cond"]
     assert ran == vector["expected"]["compute_with_force" if force else "compute_without_force"]
     assert account["computed"] == ran
     assert (account["reasons"][str(forced)] == "geometry-changed") == force
@@ -146,7 +146,7 @@ def test_retained_steps_are_counted_in_solver_steps_and_not_in_calls(host, base,
                     with BlockCalls(session.model) as seen, session.model.cache_context(branch):
                         session.model(**models.w_inputs(seed=index, timestep=timestep))
                     calls.append(seen.count)
-        accounts = session.report["steps"]["cache"]["branches"]
+        accounts = session.report["steps"]["caches"]["teacache"]["branches"]
     assert len(calls) == 2 * total
     expected = vector["expected"]
     assert [number for number, count in enumerate(calls) if count] == expected[f"{mode}_forced_calls"]
@@ -170,7 +170,7 @@ def test_a_skipped_step_adds_the_residual_of_the_last_computed_one(host, base):
                     model(**models.w_inputs(seed=index, timestep=timestep))
         patches.remove()
         heads.remove()
-        assert session.report["steps"]["cache"]["branches"]["transformer/cond"]["skipped"] == [1]
+        assert session.report["steps"]["caches"]["teacache"]["branches"]["transformer/cond"]["skipped"] == [1]
     entered = [item.flatten(2).transpose(1, 2) for item in seen[0::2]]
     left = seen[1::2]
     assert torch.equal(left[1], entered[1] + (left[0] - entered[0]))
@@ -182,7 +182,7 @@ def test_two_experts_keep_separate_state(host):
     request = {"feature_cache": {"algorithm": "teacache", "coefficients": [1.0, 0.0], "threshold": 10.0}}
     with host.session(pipe, request) as session:
         session.pipe(**models.call(num_inference_steps=10))
-        branches = session.report["steps"]["cache"]["branches"]
+        branches = session.report["steps"]["caches"]["teacache"]["branches"]
     assert {key: row["computed"] for key, row in branches.items()} == {
         "transformer/cond": [0],
         "transformer/uncond": [0],

@@ -142,7 +142,7 @@ def test_the_demo_command_makes_a_clip_a_sheet_and_an_honest_report(tmp_path):
         "teacache": "effective",
         "vae-temporal-chunk": "effective",
     }
-    cache = report["steps"]["cache"]
+    cache = report["steps"]["caches"]["teacache"]
     assert cache["computed"] + cache["skipped"] == 60
     assert cache["skipped"] >= 20
     assert "computed" in done.stdout and "skipped" in done.stdout

@@ -145,7 +145,7 @@ def runs(host: Host, pipe: WanPipeline) -> list[dict[str, Any]]:
             session.pipe(**call, generator=torch.Generator("cuda").manual_seed(4))
             torch.cuda.synchronize()
             seconds = time.perf_counter() - started
-            cache = session.report["steps"].get("cache", {"computed": 24, "skipped": 0})
+            cache = session.report["steps"].get("caches", {}).get("teacache", {"computed": 24, "skipped": 0})
         rows.append({"name": name, "s": seconds, "computed": cache["computed"], "skipped": cache["skipped"]})
     return rows
 

@@ -5,9 +5,22 @@ from __future__ import annotations
 from wf_core.errors import BadInput, Busy, CannotCopy, Ineligible, PluginFault, Refused, WfError
 from wf_core.facts import Fact, Facts
 from wf_core.hookspecs import hookimpl
-from wf_core.kinds.caching import CacheState, Decision, FeatureCache, ResidualState
+from wf_core.kinds.caching.decisions import Decision, Window
+from wf_core.kinds.caching.distances import relative_l1, worst
+from wf_core.kinds.caching.runtime import FeatureCache
+from wf_core.kinds.caching.schedules import (
+    Follower,
+    ScheduledCache,
+    ScheduledState,
+    StaticSchedule,
+    expert_start,
+    scheduled,
+    solver_timestep,
+)
+from wf_core.kinds.caching.states import CacheState, Differences, ResidualState
 from wf_core.kinds.calibration import Calibrator
 from wf_core.kinds.counters import FeatureCounters
+from wf_core.kinds.presets import checkpoint_of, model_id, read_preset, require_own, why_lent
 from wf_core.kinds.runview import RunView
 from wf_core.kinds.techniques import AttentionProvider, Technique, VaeDecoder
 from wf_core.model.bench import Bench, seeded
@@ -32,10 +45,12 @@ __all__ = [
     "CannotCopy",
     "Context",
     "Decision",
+    "Differences",
     "Fact",
     "Facts",
     "FeatureCache",
     "FeatureCounters",
+    "Follower",
     "Handler",
     "Ineligible",
     "ModelFamily",
@@ -45,14 +60,28 @@ __all__ = [
     "RunView",
     "SEAMS",
     "Schedule",
+    "ScheduledCache",
+    "ScheduledState",
     "Seams",
     "Site",
+    "StaticSchedule",
     "Step",
     "Technique",
     "VaeDecoder",
     "WfError",
+    "Window",
     "Wiring",
+    "checkpoint_of",
+    "expert_start",
     "hookimpl",
+    "model_id",
+    "read_preset",
+    "relative_l1",
+    "require_own",
+    "scheduled",
     "seeded",
+    "solver_timestep",
     "specialise",
+    "why_lent",
+    "worst",
 ]

@@ -19,7 +19,7 @@ from wf_core.errors import WfError
 
 if TYPE_CHECKING:
     from wf_core.facts import Facts
-    from wf_core.kinds.caching import FeatureCache
+    from wf_core.kinds.caching.runtime import FeatureCache
     from wf_core.kinds.calibration import Calibrator
     from wf_core.kinds.techniques import AttentionProvider, Technique, VaeDecoder
     from wf_core.model.family import ModelFamily
@@ -54,7 +54,7 @@ def wf_attention_provider(feature: str, options: Mapping[str, Any], facts: Facts
 
 @hookspec(firstresult=True)
 def wf_feature_cache(feature: str, options: Mapping[str, Any], facts: Facts) -> FeatureCache:
-    """A cache algorithm for the ``stack`` seam."""
+    """A cache at one seam: the ``stack`` of blocks, or another that its manifest declares."""
 
 
 @hookspec(firstresult=True)

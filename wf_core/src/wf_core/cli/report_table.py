@@ -26,7 +26,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def _steps_table(table_class: Any, steps: Mapping[str, Any]) -> Any:
-    cache = steps.get("cache")
+    caches = steps.get("caches", {}).values()
     table = table_class(
         "expert / branch",
         "calls",
@@ -37,10 +37,8 @@ def _steps_table(table_class: Any, steps: Mapping[str, Any]) -> Any:
         title_justify="left",
     )
     for key, calls in steps.get("calls", {}).items():
-        row = cache["branches"].get(key) if cache else None
-        computed = len(row["computed"]) if row else calls
-        skipped = row["skipped"] if row else []
-        table.add_row(key, str(calls), str(computed), str(len(skipped)), _ranges(skipped))
+        skipped = [step for cache in caches for step in cache["branches"].get(key, {}).get("skipped", ())]
+        table.add_row(key, str(calls), str(calls - len(skipped)), str(len(skipped)), _ranges(skipped))
     return table
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from wf_core.kinds.caching import FeatureCache
+from wf_core.kinds.caching.runtime import FeatureCache
 from wf_core.sessions.evidence import PENDING, state_of
 from wf_core.values import thaw
 
@@ -117,15 +117,23 @@ def _effective(feature: PlannedFeature, run: Run, evidence: Mapping[str, Any] | 
 
 
 def _steps(run: Run, techniques: Mapping[str, Technique]) -> dict[str, Any]:
+    called = sum(run.calls.values())
     steps: dict[str, Any] = {
         "total": run.view.num_inference_steps,
         "seen": len(run.steps_seen),
         "calls": {f"{expert}/{branch}": n for (expert, branch), n in sorted(run.calls.items())},
     }
-    for name, technique in techniques.items():
-        if isinstance(technique, FeatureCache):
-            steps["cache"] = {"feature": name, **_cache_steps(technique)}
+    caches = {name: tech for name, tech in techniques.items() if isinstance(tech, FeatureCache)}
+    if caches:
+        steps["caches"] = {name: _cache_steps(cache) for name, cache in caches.items()}
+    saved = sum(1.0 - event.share for cache in caches.values() for event in cache.events)
+    steps["forwards"] = {"called": called, "computed": _plain(called - saved)}
     return steps
+
+
+def _plain(number: float) -> float | int:
+    """Whole where it is: a cache that skips some of the blocks leaves a part of a forward."""
+    return round(number) if abs(number - round(number)) < 1e-6 else round(number, 4)
 
 
 def _cache_steps(cache: FeatureCache) -> dict[str, Any]:
@@ -136,6 +144,8 @@ def _cache_steps(cache: FeatureCache) -> dict[str, Any]:
         )
         row["computed" if event.computed else "skipped"].append(event.step)
         row["reasons"][str(event.step)] = event.reason
+        if event.share not in (0.0, 1.0):
+            row.setdefault("shares", {})[str(event.step)] = round(event.share, 4)
     computed = sum(event.computed for event in cache.events)
     return {"computed": computed, "skipped": len(cache.events) - computed, "branches": branches}
 

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         SparseKernelConformance,
         VaeDecoderConformance,
     )
+    from wf_core.testing.driving import CacheDriver
     from wf_core.testing.hosts import host_of
 
 __all__ = [
     "AttentionProviderConformance",
     "Bench",
+    "CacheDriver",
     "FeatureCacheConformance",
     "FusionConformance",
     "Manifest",
@@ -50,6 +52,7 @@ __all__ = [
 
 _HOME = {
     "Bench": "model.bench",
+    "CacheDriver": "testing.driving",
     "Manifest": "manifests.manifest",
     "ProcessState": "isolation.guard",
     "Run": "sessions.run",

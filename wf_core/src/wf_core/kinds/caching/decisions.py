@@ -1,0 +1,66 @@
+"""Whether a call is computed, and why: the words that the runtime, the plugins and the report share."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+AMBIGUOUS = "ambiguous-identity"
+NOTHING_CACHED = "nothing-cached"
+GEOMETRY = "geometry-changed"
+NOT_FINITE = "not-finite"
+MAX_SKIP = "max-skip"
+UNKNOWN_STEPS = "unknown-steps"
+
+SENTENCES = {
+    AMBIGUOUS: "the step and branch of a call could not be told; it was computed",
+    NOT_FINITE: "what was compared was not a finite number; the step was computed",
+    UNKNOWN_STEPS: "the number of steps is not known, so the last ones cannot be told; the step was computed",
+}
+"""Reasons that mean that the feature could not decide: each is counted as a fallback, with this sentence."""
+
+
+@frozen
+class Decision:
+    """Whether the model is computed at this call.
+
+    ``reason`` is a short word for the report; ``metric`` what was compared, without a unit. ``fallback`` is a sentence
+    where the feature could not decide and the call is computed for that; it is counted in the report.
+    """
+
+    compute: bool
+    reason: str
+    metric: float | None = None
+    fallback: str = ""
+
+
+@frozen
+class CacheEvent:
+    """One decision as the report shows it. ``share`` is the part of the model's blocks that ran, 0.0 to 1.0."""
+
+    step: int
+    expert: str
+    branch: str
+    computed: bool
+    reason: str
+    metric: float | None
+    share: float
+
+
+@frozen
+class Window:
+    """The steps that are always computed: ``first`` at the start of a run and ``last`` at its end."""
+
+    first: int = 0
+    last: int = 0
+
+    def reason(self, index: int, total: int) -> str:
+        """Why step ``index`` of ``total`` (0: not known) is computed whatever a rule says; "" when it is free."""
+        if index < self.first:
+            return "first-steps"
+        if not total:
+            return UNKNOWN_STEPS if self.last else ""
+        return "last-steps" if index >= total - self.last else ""
+
+    def free(self, total: int) -> int:
+        """How many of ``total`` steps a rule decides about."""
+        return max(0, total - self.first - self.last)

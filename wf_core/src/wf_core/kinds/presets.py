@@ -1,0 +1,80 @@
+"""Presets: numbers that were measured on one checkpoint, in files as ``wf calibrate`` writes them.
+
+A preset belongs to the checkpoint that it was measured on. For any other it is *lent*, and refused unless the request
+says ``allow_uncalibrated``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wf_core.errors import BadInput
+
+if TYPE_CHECKING:
+    from wf_core.facts import Facts
+
+SCHEMA = 1
+MOST_BYTES = 1 << 20
+MODEL_ID = "model.id"
+CHECKPOINT_HASH = "model.checkpoint_hash"
+ALLOW = "request.allow_uncalibrated"
+
+
+def read_preset(path: str | os.PathLike[str], feature: str) -> Mapping[str, Any]:
+    """The object in a preset file of a feature, at most 1 MiB. Raises ``BadInput`` with one line.
+
+    What is inside, beside ``feature`` and ``schema``, is the feature's own.
+    """
+    if not os.path.isfile(path):
+        raise BadInput(f"preset file {path} is not there, or no regular file")
+    try:
+        if os.path.getsize(path) > MOST_BYTES:
+            raise BadInput(f"preset file {path} has more than {MOST_BYTES >> 20} MiB")
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"preset file {path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"preset file {path} is not JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("feature") != feature or data.get("schema") != SCHEMA:
+        raise BadInput(
+            f'preset file {path} is not a {feature} preset: it needs "feature": "{feature}" and "schema": {SCHEMA}'
+        )
+    return data
+
+
+def model_id(facts: Facts) -> str:
+    """The model's id in lower case, "" where it is not known."""
+    return str(facts.get(MODEL_ID) or "").lower()
+
+
+def checkpoint_of(facts: Facts) -> str:
+    """The hash of the checkpoint's weights, "" where it is not known."""
+    return str(facts.get(CHECKPOINT_HASH) or "")
+
+
+def why_lent(name: str, models: Collection[str], checkpoint: str, facts: Facts) -> str:
+    """Why the preset ``name`` is not this checkpoint's own; "" when it is, as far as the facts tell.
+
+    ``models`` are the ids of the models that it was measured on, ``checkpoint`` the hash of their weights ("" where
+    its source does not say).
+    """
+    model, found = model_id(facts), checkpoint_of(facts)
+    if model not in models:
+        measured_on = ", ".join(models) or "an unnamed checkpoint"
+        return f"preset {name} was measured on {measured_on}, this model is {model or 'of unknown id'}"
+    if checkpoint and found and found != checkpoint:
+        return f"preset {name} was measured on other weights ({checkpoint[:12]}, these are {found[:12]})"
+    return ""
+
+
+def require_own(feature: str, lent: str, facts: Facts) -> None:
+    """Raise ``BadInput`` for a lent preset that the request did not allow."""
+    if lent and facts.get(ALLOW) is not True:
+        raise BadInput(
+            f"{feature}: {lent}; say allow_uncalibrated=true to use it all the same, or run "
+            f"`wf calibrate {feature}` on this checkpoint and give the file as preset"
+        )
