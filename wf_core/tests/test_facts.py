@@ -65,6 +65,7 @@ def test_a_checkpoint_directory(toy_checkpoint: Path, manifests: tuple[Manifest,
     assert values == {
         "pipeline.class": "ToyPipeline",
         "model.here": True,
+        "model.directory": str(toy_checkpoint),
         "model.id": "toy-1b",
         "model.family": "toy",
         "model.variant": "toy",

@@ -105,6 +105,11 @@ def model_id(name: str, manifests: Iterable[Manifest]) -> str:
     return last.lower().removesuffix("-diffusers")
 
 
+def _directory(name: str) -> str:
+    """Where the checkpoint's files are, "" where the model was not loaded from a folder that is there."""
+    return os.path.abspath(name) if name and os.path.isdir(name) else ""
+
+
 def _same_folder(folder: Path, name: str) -> bool:
     return folder.is_dir() and os.path.isdir(name) and folder.samefile(name)
 
@@ -127,6 +132,8 @@ def _facts(configs: ComponentConfigs, manifests: tuple[Manifest, ...], *, here: 
         "model.hooked": Fact(configs.hooked, configs.source),
         "model.training": Fact(any(w.training for w in _expert_weights(configs, experts)), configs.source),
     }
+    if directory := _directory(configs.source_name):
+        facts["model.directory"] = Fact(directory, configs.source)
     if family is not None:
         first = configs.components[experts[0]]
         facts["model.family"] = Fact(family.name, first.source)

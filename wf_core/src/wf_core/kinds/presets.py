@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ SCHEMA = 1
 MOST_BYTES = 1 << 20
 MODEL_ID = "model.id"
 CHECKPOINT_HASH = "model.checkpoint_hash"
+DIRECTORY = "model.directory"
 ALLOW = "request.allow_uncalibrated"
 
 
@@ -52,8 +54,29 @@ def model_id(facts: Facts) -> str:
 
 
 def checkpoint_of(facts: Facts) -> str:
-    """The hash of the checkpoint's weights, "" where it is not known."""
-    return str(facts.get(CHECKPOINT_HASH) or "")
+    """The hash of the checkpoint's weights, "" where it is not known.
+
+    Read from the files where the model was loaded from a directory: once per process while they stay as they are.
+    """
+    known, directory = facts.get(CHECKPOINT_HASH), facts.get(DIRECTORY)
+    if known or not directory:
+        return str(known or "")
+    files = sorted(Path(directory).glob("transformer*/*.safetensors"))
+    if not files:
+        return ""
+    return _hash(str(directory), tuple((path.name, *_stamp(path)) for path in files))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=64)
+def _hash(directory: str, files: tuple[tuple[str, int, int], ...]) -> str:
+    from wf_core.checkpoints import checkpoint_hash
+
+    return checkpoint_hash(Path(directory))
 
 
 def why_lent(name: str, models: Collection[str], checkpoint: str, facts: Facts) -> str:
@@ -62,10 +85,11 @@ def why_lent(name: str, models: Collection[str], checkpoint: str, facts: Facts) 
     ``models`` are the ids of the models that it was measured on, ``checkpoint`` the hash of their weights ("" where
     its source does not say).
     """
-    model, found = model_id(facts), checkpoint_of(facts)
+    model = model_id(facts)
     if model not in models:
         measured_on = ", ".join(models) or "an unnamed checkpoint"
         return f"preset {name} was measured on {measured_on}, this model is {model or 'of unknown id'}"
+    found = checkpoint_of(facts) if checkpoint else ""
     if checkpoint and found and found != checkpoint:
         return f"preset {name} was measured on other weights ({checkpoint[:12]}, these are {found[:12]})"
     return ""
