@@ -71,6 +71,12 @@ def require_writers() -> None:
         raise BadInput(f"cannot write a clip without {', '.join(missing)}: pip install 'wf-core[media]'")
 
 
+def as_uint8(video: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``[..., H, W, 3]`` float in [0, 1] -> uint8, rounded."""
+    rounded: np.ndarray[Any, Any] = (video * 255).round().clip(0, 255).astype("uint8")
+    return rounded
+
+
 def write_clip(frames: np.ndarray[Any, Any], path: Path, fps: float) -> None:
     """``frames`` ``[F, H, W, 3]`` uint8 -> an H.264 MP4 or a GIF, by the path's suffix."""
     import imageio.v3 as iio

@@ -137,6 +137,7 @@ def generate(
     import torch
 
     from wf_core.checkpoints import load_quietly
+    from wf_core.media import as_uint8
 
     started = time.perf_counter()
     pipe = load_quietly(host.model_directory(model), dtype, device)
@@ -144,9 +145,8 @@ def generate(
     with host.session(pipe, plan) as session:
         generator = torch.Generator("cpu").manual_seed(seed)
         video = session.pipe(**call, generator=generator, output_type="np").frames[0]
-    frames = (video * 255).round().clip(0, 255).astype("uint8")
     seconds = {"load": loaded - started, "run": time.perf_counter() - loaded}
-    return {"frames": frames, "report": session.report, "seconds": seconds}
+    return {"frames": as_uint8(video), "report": session.report, "seconds": seconds}
 
 
 def save(result: Mapping[str, Any], out: Path, report_path: Path | None, fps: float) -> dict[str, str]:
