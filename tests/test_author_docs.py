@@ -54,6 +54,7 @@ def prose(name: str) -> str:
 def hooks() -> dict[str, str]:
     """The hooks with the pages that must have them."""
     kinds = {hook: kind for kind, hook in hookspecs.HOOK_OF_KIND.items()} | {"wf_calibrator": "calibrator"}
+    kinds["wf_prompt_scorer"] = "model-source"
     found = [name for name in vars(hookspecs) if name.startswith("wf_")]
     return {name: kinds.get(name, "no kind") for name in found}
 

@@ -21,7 +21,7 @@ HEAVY: list[str] = TORCH_FREE["forbidden_modules"]
 DOOR = {"wf_core.api"}
 DOORS_OF_TESTS = {"wf_core.api", "wf_core.testing"}
 # These commands run a model; the command line loads each command's module only when it is called.
-RUNS_A_MODEL = {"wf_core.cli.run", "wf_core.cli.calibrate"}
+RUNS_A_MODEL = {"wf_core.cli.run", "wf_core.cli.calibrate", "wf_core.cli.compare"}
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from support.hostile import (
 from wf_core import BadInput, Host, Refused
 from wf_core.facts.device import visible_devices
 from wf_core.facts.process import process_facts
-from wf_plugin_cache_teacache.presets import HERE as PRESETS
-from wf_plugin_cache_teacache.settings import settle
+from wf_lib_teacache.presets import HERE as PRESETS
+from wf_lib_teacache.settings import settle
 
 
 @pytest.fixture(scope="module")

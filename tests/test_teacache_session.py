@@ -13,7 +13,7 @@ from support.counting import BlockCalls
 from wf_core import Refused
 from wf_core.model.identity import Step
 
-HELPER = Path(__file__).parents[1] / "plugins/cache-teacache/tests/teacache_vectors.py"
+HELPER = Path(__file__).parents[1] / "plugins/lib-teacache/tests/teacache_vectors.py"
 spec = importlib.util.spec_from_file_location("teacache_vectors", HELPER)
 vectors = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(vectors)

@@ -1,8 +1,8 @@
-"""Makes the helper module beside the tests importable, and gives the fakes that most tests start from."""
+"""The fakes are those of the library's tests: the same signals and steps drive the calibrator."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "lib-teacache" / "tests"))

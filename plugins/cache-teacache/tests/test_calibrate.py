@@ -9,11 +9,11 @@ import torch
 from teacache_fakes import Driver, Ramp, ramp_timesteps
 
 from wf_core.api import BadInput, Facts
-from wf_plugin_cache_teacache.cache import TeaCache
+from wf_lib_teacache.cache import TeaCache
+from wf_lib_teacache.rule import polynomial, schedule
+from wf_lib_teacache.settings import settle
 from wf_plugin_cache_teacache.calibrate import TeaCacheCalibrator
 from wf_plugin_cache_teacache.fit import least_squares, recommended_threshold
-from wf_plugin_cache_teacache.rule import polynomial, schedule
-from wf_plugin_cache_teacache.settings import settle
 
 FACTS = Facts.of({"model.id": "own-wan", "model.checkpoint_hash": "abc123"}, "test")
 TRUTH = (-40.0, 30.0, -6.0, 1.5, 0.02)
@@ -38,7 +38,7 @@ def observe(subject, distances=DISTANCES, branches=("cond", "uncond"), batch=2, 
         for branch in branches:
             player.bias = level
             x = torch.zeros(batch, 2, 4)
-            y = player.call(index, timestep, x, branch=branch, total=len(run.timesteps))
+            y = player.at(index, timestep, x, branch=branch, total=len(run.timesteps))
             assert torch.equal(y, x + level), "calibration changes nothing"
     subject.end()
     return player
@@ -133,7 +133,7 @@ def test_steps_that_do_not_follow_each_other_give_no_point():
     run = player.view(ramp_timesteps([0] + [0.1] * 5))
     player.begin(run)
     for index in (0, 1, 3, 4):
-        player.call(index, run.timesteps[index], total=6)
+        player.at(index, run.timesteps[index], total=6)
     assert [point.step for point in subject.points] == [1, 4]
 
 
@@ -142,10 +142,10 @@ def test_an_ambiguous_call_and_another_shape_give_no_point():
     player = Driver(subject, Ramp())
     run = player.view(ramp_timesteps([0] + [0.1] * 5))
     player.begin(run)
-    player.call(0, run.timesteps[0])
-    player.call(1, run.timesteps[1], source="ambiguous")
-    player.call(2, run.timesteps[2])
-    player.call(3, run.timesteps[3], torch.ones(1, 5, 4))
+    player.at(0, run.timesteps[0])
+    player.at(1, run.timesteps[1], source="ambiguous")
+    player.at(2, run.timesteps[2])
+    player.at(3, run.timesteps[3], torch.ones(1, 5, 4))
     assert subject.points == []
 
 
@@ -165,7 +165,7 @@ def test_experts_are_not_compared_with_each_other():
     run = player.view(ramp_timesteps([0] + [0.1] * 3), experts)
     player.begin(run)
     for index, timestep in enumerate(run.timesteps):
-        player.call(index, timestep, expert=experts[index], total=4)
+        player.at(index, timestep, expert=experts[index], total=4)
     assert [(point.step, point.expert) for point in subject.points] == [(1, "high"), (3, "low")]
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @hookimpl
 def wf_feature_cache(feature: str, options: Mapping[str, Any], facts: Facts) -> FeatureCache:
-    from wf_plugin_cache_teacache.cache import TeaCache
-    from wf_plugin_cache_teacache.settings import settle
+    from wf_lib_teacache.cache import TeaCache
+    from wf_lib_teacache.settings import settle
 
     return TeaCache(settle(options, facts))
 

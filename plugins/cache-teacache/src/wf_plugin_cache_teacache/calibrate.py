@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wf_core.api import BadInput, Calibrator
+from wf_core.api import BadInput, Calibrator, Window, checkpoint_of, model_id, solver_timestep
+from wf_lib_teacache.presets import FEATURE, SCHEMA, SIGNALS
+from wf_lib_teacache.settings import RETAINED
+from wf_lib_teacache.signals import GUARD, row_distances, signal_at
 from wf_plugin_cache_teacache.fit import DEGREE, Fit, least_squares, recommended_threshold
-from wf_plugin_cache_teacache.presets import FEATURE, SCHEMA, SIGNALS
-from wf_plugin_cache_teacache.rule import forced_reason
-from wf_plugin_cache_teacache.settings import CHECKPOINT_HASH, MODEL_ID, RETAINED
-from wf_plugin_cache_teacache.signals import GUARD, relative_l1, signal_at, solver_timestep
 
 if TYPE_CHECKING:
     from wf_core.api import Facts, RunView, Step
@@ -56,8 +55,8 @@ class TeaCacheCalibrator(Calibrator):
         super().__init__()
         self.points: list[Point] = []
         self.runs = 0
-        self._model = str(facts.get(MODEL_ID) or "").lower()
-        self._checkpoint = str(facts.get(CHECKPOINT_HASH) or "")
+        self._model = model_id(facts)
+        self._checkpoint = checkpoint_of(facts)
         self._last: dict[tuple[str, str], _Last] = {}
         self._schedules: list[dict[int, Mapping[str, float]]] = []
 
@@ -108,18 +107,18 @@ class TeaCacheCalibrator(Calibrator):
         }
 
     def _add(self, step: Step, last: _Last, now: _Last, total: int) -> None:
-        distances = {name: relative_l1(now.signals[name], last.signals[name])[0] for name in SIGNALS}
+        distances = {name: row_distances(now.signals[name], last.signals[name])[0] for name in SIGNALS}
         self._schedules[-1].setdefault(step.index, distances)
         for change in _per_sample(now.residual, last.residual):
             self.points.append(Point(step.index, total, step.expert, step.branch, distances, change))
 
     def _pairs(self, name: str) -> list[tuple[float, float]]:
         """The points of the steps at which the rule would ask the polynomial."""
-        first, last = RETAINED[name]
+        window = Window(*RETAINED[name])
         return [
             (point.distances[name], point.change)
             for point in self.points
-            if not forced_reason(point.step, point.total or point.step + last + 1, first, last)
+            if not window.reason(point.step, point.total or point.step + window.last + 1)
         ]
 
     def _record(self, name: str, fit: Fit) -> dict[str, Any]:

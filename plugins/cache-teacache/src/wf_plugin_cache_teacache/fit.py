@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from wf_plugin_cache_teacache.rule import Distances, first_fault, forced_reason, polynomial, schedule
+from wf_core.api import Window
+from wf_lib_teacache.rule import Distances, first_fault, polynomial, schedule
 
 DEGREE = 4
 """The degree of all but one of the published Wan polynomials."""
@@ -59,9 +60,9 @@ def recommended_threshold(
     estimates of consecutive free steps, so those sums are the candidates. None when no candidate does it without the
     sum ever falling below ``-threshold``.
     """
-    total = len(distances)
+    total, window = len(distances), Window(first, last)
     estimates = [
-        None if d is None or forced_reason(i, total, first, last) or i == 0 else polynomial(coefficients, d)
+        None if d is None or window.reason(i, total) or i == 0 else polynomial(coefficients, d)
         for i, d in enumerate(distances)
     ]
     free = sum(estimate is not None for estimate in estimates)

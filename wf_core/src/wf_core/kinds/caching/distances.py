@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 GUARD = 1e-6
 """The least denominator of a relative distance, against an all-zero reference."""

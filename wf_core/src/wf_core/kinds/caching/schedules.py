@@ -7,10 +7,10 @@ same for every prompt, batch and rank.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from attrs import field, frozen
 
 from wf_core.kinds.caching.decisions import AMBIGUOUS, UNKNOWN_STEPS, Decision, Window
@@ -18,6 +18,8 @@ from wf_core.kinds.caching.runtime import FeatureCache
 from wf_core.kinds.caching.states import CacheState, ResidualState
 
 if TYPE_CHECKING:
+    import torch
+
     from wf_core.kinds.runview import RunView
     from wf_core.model.identity import Step
 
@@ -126,11 +128,14 @@ def solver_timestep(step: Step) -> float:
 
 def off_schedule(step: Step, scheduled: float) -> bool:
     """Whether a call was given another timestep than its step's. Looked at only where that needs no device sync."""
+    import torch
+
     timestep = step.timestep
     if timestep.device.type != "cpu":
         return False
     eps = torch.finfo(timestep.dtype).eps if timestep.is_floating_point() else 0.0
-    near = abs(solver_timestep(step) - scheduled) <= max(1e-3, eps) * max(1.0, abs(scheduled))
+    given = float(timestep.max().tolist())  # read from host memory, and not by the operator that waits for a device
+    near = abs(given - scheduled) <= max(1e-3, eps) * max(1.0, abs(scheduled))
     return not near  # written so that a timestep that is not a number is off the schedule
 
 
@@ -180,9 +185,7 @@ class ScheduledCache(FeatureCache):
             self._of(run, branch)
         known = [schedule for schedule in self._schedules.values() if schedule is not None]
         if known and not any(schedule.skipped for schedule in known):
-            self.counters.fall_back(
-                self.seam, f"the schedule computes all {len(known[0].decisions)} steps: nothing is skipped"
-            )
+            self.counters.fall_back(self.seam, _why_all(known[0]))
 
     def new_state(self, run: RunView, expert: str, branch: str) -> CacheState:
         schedule = self._of(run, branch)
@@ -196,3 +199,10 @@ class ScheduledCache(FeatureCache):
         if branch not in self._schedules:
             self._schedules[branch] = self.schedule(run, branch)
         return self._schedules[branch]
+
+
+def _why_all(schedule: StaticSchedule) -> str:
+    """Why a schedule skips nothing, from its own reasons: ``all 4 steps are computed: 1 nothing-cached, ...``."""
+    reasons = Counter(decision.reason for decision in schedule.decisions)
+    listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return f"all {len(schedule.decisions)} steps are computed: {listed}"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import BadInput
-from wf_plugin_cache_teacache.presets import SIGNALS, Preset, catalogue, read_file
+from wf_core.api import BadInput, model_id, require_own, why_lent
+from wf_lib_teacache.presets import SIGNALS, Preset, catalogue, read_file
 
 if TYPE_CHECKING:
     from wf_core.api import Facts
@@ -19,10 +19,6 @@ DEFAULT_THRESHOLD = 0.26
 
 RETAINED = {"e": (1, 1), "e0": (5, 0)}
 """Solver steps always computed at the start and the end, by signal, as the authors' Wan2.1 script has them."""
-
-MODEL_ID = "model.id"
-CHECKPOINT_HASH = "model.checkpoint_hash"
-ALLOW = "request.allow_uncalibrated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +49,15 @@ class _Choice:
 
 def settle(options: Mapping[str, Any], facts: Facts) -> Settings:
     """The settings of a session; raises ``BadInput`` when the request does not lead to a polynomial that fits."""
-    model = str(facts.get(MODEL_ID) or "").lower()
+    model = model_id(facts)
     wanted = options.get("signal")
     coefficients, named = options.get("coefficients"), options.get("preset")
     if coefficients is not None and named is not None:
         raise BadInput("teacache: coefficients and preset both name a polynomial; give one of them")
     if coefficients is not None:
         return _own(tuple(float(number) for number in coefficients), wanted or "e", options)
-    choice = _named(str(named), model, wanted, facts) if named is not None else _known(model, wanted, facts)
-    if choice.lent and facts.get(ALLOW) is not True:
-        raise BadInput(
-            f"teacache: {choice.lent}; say allow_uncalibrated=true to use it all the same, or run "
-            "`wf calibrate teacache` on this checkpoint and give the file as preset"
-        )
+    choice = _named(str(named), wanted, facts) if named is not None else _known(model, wanted, facts)
+    require_own("teacache", choice.lent, facts)
     return _from_preset(choice, options)
 
 
@@ -129,7 +121,9 @@ def _known(model: str, wanted: str | None, facts: Facts) -> _Choice:
     for signal in order:
         if signal in fitted:
             preset = fitted[signal]
-            return _Choice(preset, preset.threshold, _other_weights(preset, model, facts))
+            return _Choice(
+                preset, preset.threshold, why_lent(preset.id, preset.models, preset.checkpoint, facts)
+            )
     for signal in order:
         if signal in borrowed:
             loan = borrowed[signal]
@@ -139,7 +133,7 @@ def _known(model: str, wanted: str | None, facts: Facts) -> _Choice:
     raise BadInput(f"teacache: {model} has no preset for signal {wanted}, only for {there}; leave signal out")
 
 
-def _named(name: str, model: str, wanted: str | None, facts: Facts) -> _Choice:
+def _named(name: str, wanted: str | None, facts: Facts) -> _Choice:
     """The preset that a request names, by its id or as a file."""
     preset = catalogue().presets.get(name)
     if preset is None:
@@ -149,7 +143,7 @@ def _named(name: str, model: str, wanted: str | None, facts: Facts) -> _Choice:
             f"teacache: preset {preset.id} was fitted on signal {preset.signal} and says nothing about {wanted}; "
             "leave signal out"
         )
-    return _Choice(preset, preset.threshold, _other_weights(preset, model, facts))
+    return _Choice(preset, preset.threshold, why_lent(preset.id, preset.models, preset.checkpoint, facts))
 
 
 def _in_file(name: str, wanted: str | None) -> Preset:
@@ -162,14 +156,3 @@ def _in_file(name: str, wanted: str | None) -> Preset:
     if preset is None:
         raise BadInput(f"teacache: preset file {name} has no fit for signal {wanted}, only for {file.signal}")
     return preset
-
-
-def _other_weights(preset: Preset, model: str, facts: Facts) -> str:
-    """Why a preset is not this checkpoint's own; "" when it is, as far as the facts tell."""
-    if model not in preset.models:
-        fitted_on = ", ".join(preset.models) or "an unnamed checkpoint"
-        return f"preset {preset.id} was fitted on {fitted_on}, this model is {model or 'of unknown id'}"
-    found = str(facts.get(CHECKPOINT_HASH) or "")
-    if preset.checkpoint and found and found != preset.checkpoint:
-        return f"preset {preset.id} was fitted on other weights ({preset.checkpoint[:12]}, these are {found[:12]})"
-    return ""

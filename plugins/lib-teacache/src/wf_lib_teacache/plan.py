@@ -7,12 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wf_plugin_cache_teacache.rule import Distances, StepDecision, first_fault, schedule
-from wf_plugin_cache_teacache.signals import run_distances
+from wf_lib_teacache.rule import Distances, StepDecision, first_fault, schedule
+from wf_lib_teacache.signals import run_distances
 
 if TYPE_CHECKING:
     from wf_core.api import RunView
-    from wf_plugin_cache_teacache.settings import Settings
+    from wf_lib_teacache.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from wf_core.api import RunView, Step
+    from wf_core.api import RunView
 
 GUARD = 1e-6
 """The least denominator of a relative distance, against an all-zero signal."""
@@ -24,7 +24,7 @@ def signal_at(run: RunView, expert: str, timesteps: tuple[float, ...], name: str
         return signal.detach().to("cpu", torch.float64).flatten(1)
 
 
-def relative_l1(current: torch.Tensor, previous: torch.Tensor) -> list[float]:
+def row_distances(current: torch.Tensor, previous: torch.Tensor) -> list[float]:
     """``mean |current - previous| / mean |previous|`` of each row, ``[N, D]`` -> N numbers without a unit."""
     change = (current - previous).abs().mean(dim=1)
     result: list[float] = (change / previous.abs().mean(dim=1).clamp_min(GUARD)).tolist()
@@ -37,21 +37,6 @@ def run_distances(run: RunView, name: str) -> tuple[float | None, ...]:
     for expert in dict.fromkeys(run.experts):
         steps = [index for index, owner in enumerate(run.experts) if owner == expert]
         signal = signal_at(run, expert, tuple(run.timesteps[index] for index in steps), name)
-        for index, distance in zip(steps[1:], relative_l1(signal[1:], signal[:-1]), strict=True):
+        for index, distance in zip(steps[1:], row_distances(signal[1:], signal[:-1]), strict=True):
             distances[index] = distance
     return tuple(distances)
-
-
-def solver_timestep(step: Step) -> float:
-    """The solver's scalar timestep of a call: per-token timesteps hold zeros for given frames, so the maximum."""
-    return float(step.timestep.max())
-
-
-def off_schedule(step: Step, scheduled: float) -> bool:
-    """Whether a call was given another timestep than its step's. Looked at only where that needs no device sync."""
-    timestep = step.timestep
-    if timestep.device.type != "cpu":
-        return False
-    eps = torch.finfo(timestep.dtype).eps if timestep.is_floating_point() else 0.0
-    near = abs(solver_timestep(step) - scheduled) <= max(1e-3, eps) * max(1.0, abs(scheduled))
-    return not near  # written so that a timestep that is not a number is off the schedule

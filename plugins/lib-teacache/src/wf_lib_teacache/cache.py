@@ -1,4 +1,4 @@
-"""The feature: TeaCache around the stack of blocks.
+"""The technique: TeaCache's decisions around the stack of blocks, with the residual continued to a chosen order.
 
 Wan's signal depends on the timestep alone, so the schedule of a run is a constant of its timesteps and checkpoint:
 it is made once, before the first model call, and is the same for every prompt, branch and rank.
@@ -6,25 +6,28 @@ it is made once, before the first model call, and is the same for every prompt, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from wf_core.api import CacheState, FeatureCache
-from wf_plugin_cache_teacache.plan import StaticPlan, build, fault, is_static
-from wf_plugin_cache_teacache.states import LiveState, StaticState
+from wf_core.api import CacheState, Decision, ScheduledCache, StaticSchedule
+from wf_lib_teacache.plan import StaticPlan, build, decide_all, fault, is_static
+from wf_lib_teacache.states import LiveState
 
 if TYPE_CHECKING:
     from wf_core.api import RunView
-    from wf_plugin_cache_teacache.settings import Settings
+    from wf_lib_teacache.settings import Settings
 
 _Key = tuple[tuple[float, ...], tuple[str, ...]]
 
 
-class TeaCache(FeatureCache):
-    """One session's TeaCache. Source of the rule: arXiv 2411.19108, section 3."""
+class TeaCache(ScheduledCache):
+    """One session's TeaCache. Source of the rule: arXiv 2411.19108, section 3.
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__()
+    ``order`` 0 adds the last computed residual again, as the paper does; 1 continues the line through the last two.
+    """
+
+    def __init__(self, settings: Settings, order: int = 0) -> None:
+        super().__init__(order)
         self.settings = settings
         self._plan: StaticPlan | None = None
         self._checked: tuple[_Key, StaticPlan] | None = None
@@ -40,22 +43,27 @@ class TeaCache(FeatureCache):
         return (reason,) if reason else ()
 
     def begin(self, run: RunView) -> None:
-        super().begin(run)
         self._plan = self._static_plan(run)
         self._checked = None
         self._shown = self._describe(self._plan)
-        if self._plan is not None and not self._plan.free:
-            total = len(self._plan.decisions)
-            self.counters.fall_back(
-                "stack",
-                f"all {total} steps are computed: the first {self.settings.first} and the last "
-                f"{self.settings.last} always are, and so is an expert's first",
-            )
+        super().begin(run)
+
+    def schedule(self, run: RunView, branch: str) -> StaticSchedule | None:
+        plan = self._plan
+        if plan is None:
+            return None
+        distances = plan.distances
+
+        def rule(forced: Collection[int]) -> tuple[Decision, ...]:
+            decided = plan.decisions if not forced else decide_all(distances, self.settings, forced)
+            return tuple(Decision(d.compute, d.reason, d.compared) for d in decided)
+
+        return StaticSchedule.of(run, rule)
 
     def new_state(self, run: RunView, expert: str, branch: str) -> CacheState:
-        if self._plan is not None:
-            return StaticState(self.settings, self.counters, self._plan)
-        return LiveState(self.settings, self.counters, run, expert)
+        if self._plan is None:
+            return LiveState(self.settings, run, expert, self.order, self.counters)
+        return super().new_state(run, expert, branch)
 
     def end(self) -> None:
         super().end()
@@ -81,6 +89,8 @@ class TeaCache(FeatureCache):
             "last": settings.last,
             "source": settings.source,
         }
+        if self.order:
+            shown["order"] = self.order
         if settings.confidence:
             shown["confidence"] = settings.confidence
         if settings.lent:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import wf_plugin_cache_teacache as plugin
-from wf_core.api import BadInput, Facts, FeatureCache
-from wf_plugin_cache_teacache import presets
-from wf_plugin_cache_teacache.presets import catalogue
-from wf_plugin_cache_teacache.settings import settle
+from wf_core.api import BadInput, Facts
+from wf_lib_teacache import presets
+from wf_lib_teacache.presets import catalogue
+from wf_lib_teacache.settings import settle
 
 OWN = {"coefficients": (1.0, 0.0)}
 
@@ -116,7 +115,7 @@ def test_a_preset_may_be_named_by_its_id():
     with pytest.raises(BadInput, match=r"fitted on signal e0 and says nothing about e;"):
         settle({"preset": "wan2.1-t2v-1.3b.e0", "signal": "e"}, facts())
     with pytest.raises(
-        BadInput, match=r"fitted on wan2.1-t2v-1.3b, this model is my-finetune.*allow_uncalibrated"
+        BadInput, match=r"measured on wan2.1-t2v-1.3b, this model is my-finetune.*allow_uncalibrated"
     ):
         settle({"preset": "wan2.1-t2v-1.3b.e"}, facts("my-finetune"))
     assert settle({"preset": "wan2.1-t2v-1.3b.e"}, allowed("my-finetune")).lent
@@ -159,7 +158,7 @@ def test_a_preset_file_of_other_weights_needs_allow_uncalibrated(preset_file):
     assert settle({"preset": preset_file}, same).lent == ""
     with pytest.raises(BadInput, match=r"other weights \(abc, these are xyz\)"):
         settle({"preset": preset_file}, other)
-    with pytest.raises(BadInput, match="fitted on mine, this model is yours"):
+    with pytest.raises(BadInput, match="measured on mine, this model is yours"):
         settle({"preset": preset_file}, facts("yours"))
     assert (
         "other weights" in settle({"preset": preset_file}, other.with_(request__allow_uncalibrated=True)).lent
@@ -176,12 +175,3 @@ def test_two_polynomials_or_none_are_refused():
         settle({**OWN, "preset": "wan2.1-t2v-1.3b.e"}, facts())
     with pytest.raises(BadInput, match="empty list"):
         settle({"coefficients": ()}, facts())
-
-
-def test_hooks_give_a_cache_and_a_calibrator():
-    cache = plugin.wf_feature_cache("teacache", {"threshold": 0.2}, facts())
-    assert isinstance(cache, FeatureCache)
-    assert cache.settings.threshold == 0.2
-    assert set(cache.handlers()) == set(plugin.wf_calibrator("teacache", {}, facts()).handlers()) == {"stack"}
-    with pytest.raises(BadInput):
-        plugin.wf_feature_cache("teacache", {}, facts("unknown"))

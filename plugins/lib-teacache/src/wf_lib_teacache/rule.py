@@ -12,6 +12,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from wf_core.api import Window
+
 Distances = Sequence[float | None]
 """One per solver step; None where there is no previous step to compare with (an expert's first)."""
 
@@ -80,15 +82,6 @@ class Accumulator:
         return True, reason, compared
 
 
-def forced_reason(index: int, total: int, first: int, last: int) -> str:
-    """Why the rule computes this step whatever its distance: it is among the ``first`` or ``last`` of ``total``."""
-    if index < first:
-        return "first-steps"
-    if index >= total - last:
-        return "last-steps"
-    return ""
-
-
 def schedule(
     distances: Distances,
     coefficients: Sequence[float],
@@ -103,12 +96,12 @@ def schedule(
     ``distances[0]`` is never looked at. The first ``first`` and last ``last`` steps and those in ``forced`` are
     computed, as is every step without a distance; each computed step starts the sum anew.
     """
-    total = len(distances)
+    total, window = len(distances), Window(first, last)
     accumulator = Accumulator(coefficients, threshold, max_skip)
     decisions: list[StepDecision] = []
     anchor = 0
     for index, distance in enumerate(distances):
-        reason = forced_reason(index, total, first, last) or ("forced" if index in forced else "")
+        reason = window.reason(index, total) or ("forced" if index in forced else "")
         if not reason and (distance is None or index == 0):
             reason = "expert-start" if index else "nothing-cached"
         if reason or distance is None:

@@ -7,7 +7,8 @@ import math
 import pytest
 from teacache_vectors import SCHEDULES, coefficients, synthetic, vector
 
-from wf_plugin_cache_teacache.rule import Accumulator, first_fault, forced_reason, polynomial, schedule
+from wf_core.api import Window
+from wf_lib_teacache.rule import Accumulator, first_fault, polynomial, schedule
 
 SYNTHETIC = synthetic()
 LINE = (1.0, 0.0)
@@ -68,7 +69,7 @@ def test_forced_steps_are_the_solver_steps_of_the_forced_calls():
     given, expected = vector("tea.counter")["inputs"], vector("tea.counter")["expected"]
     total = given["N"]
     for mode, first, last in (("no_ret", 1, 1), ("ret", 5, 0)):
-        steps = [i for i in range(total) if forced_reason(i, total, first, last)]
+        steps = [i for i in range(total) if Window(first, last).reason(i, total)]
         assert steps == expected[f"{mode}_forced_steps"]
         assert [2 * i + b for i in steps for b in (0, 1)] == expected[f"{mode}_forced_calls"]
 

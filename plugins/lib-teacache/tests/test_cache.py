@@ -10,8 +10,8 @@ import torch
 from teacache_fakes import Driver, Ramp, TimeEmbedding, driver, ramp_timesteps, settings
 from teacache_vectors import SCHEDULES, coefficients, synthetic, timesteps_for, vector
 
-from wf_plugin_cache_teacache.cache import TeaCache
-from wf_plugin_cache_teacache.signals import relative_l1
+from wf_lib_teacache.cache import TeaCache
+from wf_lib_teacache.signals import row_distances
 
 SYNTHETIC = {name: row for name, row in synthetic().items() if name.startswith("wan")}
 EMBEDDING = TimeEmbedding()
@@ -30,13 +30,13 @@ def from_vector(preset, given):
     return player, player.view(timesteps_for(given["d"], EMBEDDING.signal(signal)))
 
 
-def test_relative_l1_distance():
+def test_row_distances_distance():
     case = vector("tea.rel_l1")
     current, previous = (
         torch.tensor([case["inputs"][name]], dtype=torch.float64) for name in ("cur", "prev")
     )
-    assert relative_l1(current, previous) == pytest.approx([case["expected"]["d"]], abs=case["tolerance"])
-    assert relative_l1(torch.ones(1, 4), torch.zeros(1, 4)) == pytest.approx([1e6])
+    assert row_distances(current, previous) == pytest.approx([case["expected"]["d"]], abs=case["tolerance"])
+    assert row_distances(torch.ones(1, 4), torch.zeros(1, 4)) == pytest.approx([1e6])
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -98,10 +98,10 @@ def test_residual_is_added_again():
     run = player.view(ramp_timesteps([0, 0.1, 0.1]))
     player.begin(run)
     player.bias = y0 - x0
-    assert torch.equal(player.call(0, run.timesteps[0], x0), y0)
+    assert torch.equal(player.at(0, run.timesteps[0], x0), y0)
     (residual,) = player.cache.held_tensors()
     assert residual.flatten().tolist() == case["expected"]["residual"]
-    y1 = player.call(1, run.timesteps[1], x1)
+    y1 = player.at(1, run.timesteps[1], x1)
     assert y1.flatten().tolist() == case["expected"]["x_out_step1"]
     assert player.inner_calls == 1
     assert residual.flatten().tolist() == case["expected"]["residual"]
@@ -112,7 +112,7 @@ def test_residual_keeps_the_blocks_dtype():
     run = player.view(ramp_timesteps([0, 0.1, 0.1]))
     player.begin(run)
     x = torch.randn(1, 2, 4, dtype=torch.bfloat16)
-    outputs = [player.call(i, run.timesteps[i], x) for i in (0, 1)]
+    outputs = [player.at(i, run.timesteps[i], x) for i in (0, 1)]
     assert [tensor.dtype for tensor in player.cache.held_tensors()] == [torch.bfloat16]
     assert [output.dtype for output in outputs] == [torch.bfloat16] * 2
 
@@ -125,7 +125,7 @@ def test_branches_keep_their_own_residual():
     for index, timestep in enumerate(run.timesteps[:-1]):
         for branch, bias in biases.items():
             player.bias = bias if index == 0 else 1e9
-            output = player.call(index, timestep, branch=branch)
+            output = player.at(index, timestep, branch=branch)
             assert torch.equal(output, torch.ones(1, 2, 4) + bias), (index, branch)
     assert player.inner_calls == 2
     assert len(list(player.cache.held_tensors())) == 2
@@ -176,7 +176,7 @@ def test_a_second_run_starts_clean_whatever_its_size():
         counters = player.begin(run)
         assert list(player.cache.held_tensors()) == []
         x = torch.arange(tokens * 4.0).reshape(1, tokens, 4)
-        outputs.append([player.call(i, t, x) for i, t in enumerate(run.timesteps)])
+        outputs.append([player.at(i, t, x) for i, t in enumerate(run.timesteps)])
         assert player.computed() == [0, total - 1]
         assert counters.counts == {"computed": 2, "skipped": total - 2}
         player.cache.end()
@@ -188,7 +188,7 @@ def test_a_run_after_an_abort_starts_clean():
     run = player.view(ramp_timesteps([0] + [0.1] * 5))
     player.begin(run)
     for index in range(3):
-        player.call(index, run.timesteps[index])
+        player.at(index, run.timesteps[index])
     player.cache.end()
     assert list(player.cache.held_tensors()) == []
     player.begin(run)
@@ -217,7 +217,7 @@ def test_another_shape_within_a_run_is_computed():
     player.begin(run)
     sizes = [2, 2, 3, 3]
     for index, tokens in enumerate(sizes):
-        output = player.call(index, run.timesteps[index], torch.ones(1, tokens, 4))
+        output = player.at(index, run.timesteps[index], torch.ones(1, tokens, 4))
         assert output.shape == (1, tokens, 4)
     assert player.reasons() == {
         0: "first-steps",
@@ -237,7 +237,7 @@ def test_a_step_computed_by_the_runtime_starts_the_sum_anew():
         player.begin(run)
         for index, timestep in enumerate(run.timesteps):
             tokens = 3 if force and index >= given["forced"][0] else 2
-            player.call(index, timestep, torch.ones(1, tokens, 4))
+            player.at(index, timestep, torch.ones(1, tokens, 4))
         assert player.computed() == expected["compute_with_force" if force else "compute_without_force"]
 
 
@@ -246,9 +246,9 @@ def test_a_branch_that_is_called_in_an_interval_only():
     run = player.view(ramp_timesteps([0] + [0.1] * 9))
     player.begin(run)
     for index, timestep in enumerate(run.timesteps):
-        player.call(index, timestep, branch="cond")
+        player.at(index, timestep, branch="cond")
         if 3 <= index <= 7:
-            player.call(index, timestep, branch="uncond")
+            player.at(index, timestep, branch="uncond")
     assert player.computed("cond") == [0, 4, 8, 9]
     assert player.computed("uncond") == [3, 7]
     assert (player.reasons("uncond")[3], player.reasons("uncond")[7]) == ("nothing-cached", "threshold")
@@ -259,7 +259,7 @@ def test_a_branch_that_missed_a_computed_step_does_not_use_what_is_older():
     run = player.view(ramp_timesteps([0] + [0.1] * 9))
     player.begin(run)
     for index in (0, 1, 5, 6, 7, 8, 9):  # steps 2 to 4 without this branch; step 4 was to be computed
-        player.call(index, run.timesteps[index])
+        player.at(index, run.timesteps[index])
     assert player.computed() == [0, 5, 9]
     assert player.reasons()[5] == "missed-step"
 
@@ -272,9 +272,9 @@ def test_a_call_off_the_schedule_is_computed_and_counted(wrong):
     run = player.view(ramp_timesteps([0] + [0.1] * 5))
     counters = player.begin(run)
     for index in (0, 1):
-        player.call(index, run.timesteps[index])
-        player.call(index, run.timesteps[index], expert="transformer_2")
-    player.call(**{"index": 2, "timestep": run.timesteps[2], **wrong})
+        player.at(index, run.timesteps[index])
+        player.at(index, run.timesteps[index], expert="transformer_2")
+    player.at(**{"index": 2, "timestep": run.timesteps[2], **wrong})
     assert player.cache.events[-1].computed
     assert player.cache.events[-1].reason == "schedule-mismatch"
     (count,) = counters.fallbacks.values()
@@ -287,7 +287,7 @@ def test_timesteps_rounded_to_another_dtype_are_on_schedule(dtype):
     run = player.view((999.0, 963.0, 921.0, 874.0))
     player.begin(run)
     for index, timestep in enumerate(run.timesteps):
-        player.call(index, torch.full((1,), timestep, dtype=dtype))
+        player.at(index, torch.full((1,), timestep, dtype=dtype))
     assert player.computed() == [0, 3]
 
 
@@ -296,7 +296,7 @@ def test_per_token_timesteps_are_read_at_their_maximum():
     run = player.view((999.0, 963.0, 921.0, 874.0))
     counters = player.begin(run)
     for index, timestep in enumerate(run.timesteps):
-        player.call(index, torch.tensor([[0.0, 0.0, timestep, timestep]]))
+        player.at(index, torch.tensor([[0.0, 0.0, timestep, timestep]]))
     assert player.computed() == [0, 3]
     assert not counters.fallbacks
 
@@ -306,7 +306,7 @@ def test_an_ambiguous_call_is_computed_and_leaves_nothing_to_reuse():
     run = player.view(ramp_timesteps([0] + [0.1] * 6))
     counters = player.begin(run)
     for index, timestep in enumerate(run.timesteps):
-        player.call(index, timestep, source="ambiguous" if index == 2 else "ordinal")
+        player.at(index, timestep, source="ambiguous" if index == 2 else "ordinal")
     assert player.computed() == [0, 2, 3, 6]
     assert player.reasons()[3] == "nothing-cached"
     assert sum(counters.fallbacks.values()) == 1
@@ -318,8 +318,8 @@ def test_batch_of_several_samples():
     player.begin(run)
     x = torch.randn(3, 2, 4)
     player.bias = torch.arange(3.0)[:, None, None]
-    player.call(0, run.timesteps[0], x)
-    assert torch.allclose(player.call(1, run.timesteps[1], 2 * x), 2 * x + player.bias)
+    player.at(0, run.timesteps[0], x)
+    assert torch.allclose(player.at(1, run.timesteps[1], 2 * x), 2 * x + player.bias)
 
 
 @pytest.mark.parametrize(("total", "first", "last"), [(1, 1, 1), (2, 1, 1), (4, 5, 0)])
@@ -358,7 +358,7 @@ def test_no_device_is_waited_for_when_the_timestep_is_not_on_the_host():
     player.begin(run)
     elsewhere = torch.empty(1, device="meta")  # reading its value would raise
     for index in range(3):
-        player.call(index, elsewhere)
+        player.at(index, elsewhere)
     assert player.computed() == [0, 2]
 
 

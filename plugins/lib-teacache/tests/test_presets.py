@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 from teacache_vectors import coefficients, vector
 
-import wf_plugin_cache_teacache
+import wf_lib_teacache
 from wf_core.api import BadInput
 from wf_core.testing import Manifest
-from wf_plugin_cache_teacache.presets import catalogue, read_file
-from wf_plugin_cache_teacache.rule import polynomial
+from wf_lib_teacache.presets import catalogue, read_file
+from wf_lib_teacache.rule import polynomial
 
-HERE = Path(wf_plugin_cache_teacache.__file__).parent
+HERE = Path(wf_lib_teacache.__file__).parent
+PLUGINS = Path(__file__).parents[2]
+MANIFESTS = [
+    PLUGINS / f"cache-{name}" / "src" / f"wf_plugin_cache_{name}" / "wf-plugin.toml"
+    for name in ("teacache", "custom")
+]
 DATA = json.loads((HERE / "presets.json").read_text())
 RECORDS = {record["id"]: record for record in DATA["presets"]}
 FIELDS = (
@@ -95,9 +100,10 @@ def test_the_manifests_tables_name_the_models_that_code_knows():
     for signal in ("e", "e0"):
         rows = (*shipped.fitted.items(), *shipped.borrowed.items())
         known[f"with_{signal}"] = {model for model, row in rows if signal in row}
-    tables = Manifest.load(HERE / "wf-plugin.toml").tables
-    assert {name: set(keys) for name, keys in tables.items()} == known
     assert all(known.values())
+    for manifest in MANIFESTS:
+        tables = Manifest.load(manifest).tables
+        assert {name: set(keys) for name, keys in tables.items()} == known, manifest
 
 
 GOOD = {

@@ -14,12 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from wf_core.api import BadInput
+from wf_core.api import BadInput, read_preset
 
 SCHEMA = 1
 FEATURE = "teacache"
 SIGNALS = ("e", "e0")
-MOST_BYTES = 1 << 20
 MOST_COEFFICIENTS = 100
 HERE = Path(__file__).parent
 
@@ -92,18 +91,7 @@ def catalogue() -> Catalogue:
 
 def read_file(path: Path) -> PresetFile:
     """A file written by ``wf calibrate teacache``; raises ``BadInput`` with one line."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise BadInput(f"preset file {path} has more than {MOST_BYTES >> 20} MiB")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"preset file {path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"preset file {path} is not JSON: {error}") from None
-    if not isinstance(data, dict) or data.get("feature") != FEATURE or data.get("schema") != SCHEMA:
-        raise BadInput(
-            f'preset file {path} is not a teacache preset: it needs "feature": "{FEATURE}" and "schema": {SCHEMA}'
-        )
+    data = read_preset(path, FEATURE)
     try:
         presets = {preset.signal: preset for preset in map(_preset, data["presets"])}
         if data["signal"] not in presets:
