@@ -50,7 +50,7 @@ soak: $(STAMP)
 	$(BIN)/python tests/soak/soak.py
 
 bench: $(STAMP)
-	for name in session attention cli resolve; do \
+	for name in session attention cli resolve cache_overhead; do \
 	  $(BIN)/python tests/bench/bench_$$name.py $(if $(BENCH),--json $(BENCH)/$$name.json) || exit 1; \
 	done
 
@@ -63,7 +63,7 @@ $(STAMP): pyproject.toml constraints.txt $(PROJECTS)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade 'pip>=25.1'
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(PIP) --group build
-	$(PIP) --group test --no-build-isolation --editable './wf_core[media]' $(MEMBERS:%=--editable ./%)
+	$(PIP) --group test --no-build-isolation --editable './wf_core[media,compare]' $(MEMBERS:%=--editable ./%)
 	@touch $@
 
 clean:

@@ -25,6 +25,7 @@ from wf_core.values import show
 
 LOSSY, EXPERIMENTAL, NOT_FOR_TRAINING = "lossy", "experimental", "not-for-training"
 TRAINING_SAFE = "training-safe"
+UNIFORM, RANKS_CHECKED, RANKS_UNCHECKED = "rank-uniform-decision", "ranks-checked", "ranks-unchecked"
 UNKNOWN_CONDITION = "WF-F002"
 
 
@@ -75,11 +76,12 @@ def _counts(effect: Effect) -> bool:
 
 def derived_effects(feature: FeatureDecl, declared: Iterable[Effect]) -> tuple[Effect, ...]:
     """The effects that follow from what a feature says elsewhere: its tier, its flags, and what it does not say."""
-    safe = any(effect.name == TRAINING_SAFE for effect in declared)
+    names = {effect.name for effect in declared}
     follows = {
         LOSSY: feature.tier == "approximate",
         EXPERIMENTAL: feature.experimental,
-        NOT_FOR_TRAINING: not safe,
+        NOT_FOR_TRAINING: TRAINING_SAFE not in names,
+        RANKS_UNCHECKED: UNIFORM in names and RANKS_CHECKED not in names,
     }
     return tuple(Effect(name) for name, holds in follows.items() if holds)
 

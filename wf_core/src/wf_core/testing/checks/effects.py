@@ -52,13 +52,15 @@ def _streams() -> dict[str, Any]:
 
 
 def _check_skips(case: FeatureCase, host: WatchedHost, declared: set[str]) -> None:
-    """A handler that does not call the next layer at the stack or a block skips blocks."""
-    left_out = {seam for seam, went_on in host.calls if not went_on} & {"denoiser", "stack", "block"}
+    """A handler that does not call the next layer at the stack or a block (or at its branches) skips blocks."""
+    not_called = {seam for seam, went_on in host.calls if not went_on}
+    left_out = not_called & {"denoiser", "stack", "block"}
     if left_out and "skips-blocks" not in declared:
         raise Nonconformity(
             f"blocks are not computed in some calls of {', '.join(sorted(left_out))}: declare the effect skips-blocks."
         )
-    if "skips-blocks" in declared and not left_out and {"denoiser", "stack", "block"} & {*case.feature.seams}:
+    skipped = left_out or "branch" in not_called
+    if "skips-blocks" in declared and not skipped and {"denoiser", "stack", "block"} & {*case.feature.seams}:
         raise Nonconformity(
             "the effect skips-blocks is declared and every call went on to the next layer: the trial request must make "
             "the feature skip, or the effect is wrong."

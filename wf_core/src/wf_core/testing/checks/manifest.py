@@ -42,12 +42,13 @@ def every_reason_is_a_sentence(case: PluginCase) -> None:
 
 @check("plugin", needs_code=False)
 def examples_turn_their_features_on(case: PluginCase) -> None:
-    """The example (and the trial) of every feature is a request that this plugin's own switches understand."""
+    """The example (the trial, each of a sweep) of every feature is a request that this plugin's switches understand."""
     if not case.manifest.features:
         raise NotApplicable("it has no features")
     for feature in case.manifest.features:
         families = [name for name in feature.families if name != "*"]
-        for what, request in (("example", feature.example), ("trial", feature.trial or feature.example)):
+        requests = [("example", feature.example), ("trial", feature.trial or feature.example)]
+        for what, request in (*requests, *(("sweep", request) for request in feature.sweep)):
             parsed = parse_request(dict(request), case.host.catalog, families[0] if families else "")
             if parsed.problems:
                 raise Nonconformity(f"the {what} of {feature.name!r} is refused: {parsed.problems[0].reason}")

@@ -10,13 +10,16 @@ from wf_core.testing.checks.registry import Nonconformity, NotApplicable, check
 from wf_core.testing.child import run_children, task
 
 RANKS = 2
-UNIFORM = "rank-uniform-decision"
+UNIFORM, CHECKED = "rank-uniform-decision", "ranks-checked"
 
 
 @check("feature")
 def ranks_decide_alike(case: FeatureCase) -> None:
     """A feature that declares rank-uniform-decision computes and skips alike on two processes with other values."""
-    if all(rule.effect.name != UNIFORM for rule in case.feature.effects):
+    declared = {rule.effect.name for rule in case.feature.effects}
+    if CHECKED in declared and UNIFORM not in declared:
+        raise Nonconformity(f"it declares {CHECKED}, and not {UNIFORM}, which is what was checked.")
+    if UNIFORM not in declared:
         raise NotApplicable(f"it does not declare {UNIFORM}")
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "meeting")

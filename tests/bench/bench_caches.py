@@ -1,0 +1,201 @@
+"""Every feature cache of this repository at several settings, and the same work by diffusers and cache-dit.
+
+    python tests/bench/bench_caches.py --device cuda --batch 64 --steps 30 50 --table docs/caches.json
+
+All runs are of one process, one model, the same prompts and seeds. A peer runs on a deep copy of the pipeline, since
+it patches what it is put on. ``peers`` in the table are rows like ours, with ``like`` naming our feature of the same
+algorithm. A run of `wf compare --sweep` adds to the same table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from cache_peers import block_taylor, counting_blocks, dbcache, first_block, mag, taylor
+
+from wf_core import Host
+from wf_core.checkpoints import load_quietly
+from wf_core.comparing.batches import Batch, batches
+from wf_core.comparing.compare import compare_all
+from wf_core.comparing.measures import measure
+from wf_core.comparing.outcome import Comparison, Row, Side
+from wf_core.comparing.runs import Bench, Output
+from wf_core.comparing.sweep import best_of, merge_rows, row_of, settings
+from wf_core.errors import WfError
+
+COLOURS = ("red", "green", "blue", "yellow", "white", "cyan", "magenta")
+DIRECTIONS = ("left", "right", "up", "down")
+
+
+def peers(ratios: Mapping[str, Sequence[float]], steps: int) -> dict[str, tuple[str, Any]]:
+    """Each peer's name, which of our features runs the same algorithm, and how it is turned on."""
+    found: dict[str, tuple[str, Any]] = {}
+    for threshold in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3):
+        found[f"diffusers FirstBlockCache(threshold={threshold})"] = ("firstblock", first_block(threshold))
+        found[f"cache-dit DBCache(F1B0, W4, threshold={threshold})"] = ("firstblock", dbcache(threshold))
+    for threshold in (0.05, 0.1, 0.2):
+        found[f"cache-dit DBCache(F2B2, W4, threshold={threshold})"] = (
+            "dualblock",
+            dbcache(threshold, front=2, tail=2),
+        )
+        found[f"cache-dit DBCache(F1B0, W4, threshold={threshold}, TaylorSeer)"] = (
+            "custom",
+            dbcache(threshold, taylor=True),
+        )
+    if ratios:
+        for threshold, most in ((0.06, 2), (0.12, 2), (0.12, 4), (0.24, 6)):
+            turn_on = mag(threshold, most, ratios["cond"])
+            found[f"diffusers MagCache(threshold={threshold}, K={most})"] = ("magcache", turn_on)
+    for interval in (2, 3, 4):
+        found[f"diffusers TaylorSeer lite(interval={interval})"] = ("taylorseer", taylor(interval, 3))
+        found[f"diffusers TaylorSeer branches(interval={interval})"] = (
+            "blocktaylorseer",
+            block_taylor(interval, 3),
+        )
+    return found
+
+
+def prompts(count: int) -> list[str]:
+    """Colour, digit and direction in turn, so that all of each occur."""
+    return [
+        f"a {COLOURS[i % len(COLOURS)]} {(i * 7 + i // 8) % 10} moving {DIRECTIONS[(i + i // 4) % 4]}"
+        for i in range(count)
+    ]
+
+
+def run_peer(bench: Bench, turn_on: Any, todo: Sequence[Batch], plains: Sequence[Output], scorer: Any) -> Any:
+    """A comparison in the form that ours have."""
+    pipe = copy.deepcopy(bench.pipe)
+    pipe.set_progress_bar_config(disable=True)
+    turn_on(pipe, int(bench.call["num_inference_steps"]))
+    subject = Bench(bench.host, pipe, bench.call)
+    rows: list[Row] = []
+    plain_side, side = Side(), Side()
+    for batch, plain in zip(todo, plains, strict=True):
+        subject.plain(batch, warm=True)  # a whole run to warm up: a peer knows its number of steps
+        with counting_blocks(pipe.transformer) as ran:
+            output = subject.plain(batch, warm=True)
+        plain_side = plain_side.with_(plain)
+        side = side.with_(attrs.evolve(output, forwards=float(len(ran))))
+        rows += judge(batch, plain, output, scorer)
+    return Comparison({}, tuple(rows), plain_side, side, {})
+
+
+def judge(batch: Batch, plain: Output, other: Output, scorer: Any) -> list[Row]:
+    """One row per prompt."""
+    scores, plain_scores = (
+        scorer(batch.prompts, torch.from_numpy(output.clips)) if scorer else [None] * len(batch.prompts)
+        for output in (other, plain)
+    )
+
+    def one(number: int) -> Row:
+        pair = None
+        if plain.latents is not None and other.latents is not None:
+            pair = plain.latents[number], other.latents[number]
+        found = measure(plain.clips[number], other.clips[number], pair, {})
+        prompt = batch.prompts[number]
+        return Row(prompt, batch.seed + number, found, scores[number], plain_scores[number])
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(one, range(len(batch.prompts))))
+
+
+def peer_row(
+    name: str, like: str, found: Comparison, place: Mapping[str, Any], call: Mapping[str, Any]
+) -> Any:
+    """A peer's row, with the keys of ours where both have a meaning."""
+    numbers = found.numbers()
+    del numbers["request"]
+    known = {key: call.get(key) for key in ("num_inference_steps", "guidance_scale")}
+    return {**place, **known, "peer": name, "like": like, **numbers, "prompts": len(found.rows)}
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        psnr = "identical" if row["psnr"] is None else f"{row['psnr']:6.2f} {row['psnr_mean']:6.2f}"
+        name = row.get("peer") or json.dumps(row["request"])
+        steps = f"{row['steps_computed']:7.2f}/{row['steps_total']:<4}"
+        print(
+            f"{row['num_inference_steps']:3} {steps} x{row['speedup']:.2f} "
+            f"psnr {psnr} ssim {row['ssim']:.4f} score {row['prompt_score']} ({row['plain_prompt_score']}) "
+            f"{row.get('feature') or row.get('like')}: {name}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="tiny-wan")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--count", type=int, default=64, help="prompts")
+    parser.add_argument("--batch", type=int, default=64, help="prompts in one call")
+    parser.add_argument("--steps", type=int, nargs="+", default=[30, 50])
+    parser.add_argument("--feature", action="append", default=[], help="only these of ours")
+    parser.add_argument(
+        "--ratios", type=Path, help="a magcache preset, whose ratios diffusers' MagCache gets"
+    )
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--table", type=Path)
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    host = Host.discover()
+    defaults = dict(host.model(given.model).defaults)
+    directory = host.model_directory(given.model)
+    pipe = load_quietly(directory, given.dtype, given.device)
+    name = torch.cuda.get_device_name() if given.device.startswith("cuda") else given.device
+    place = {"model": given.model, "device": name, "dtype": given.dtype}
+    scorer = host.prompt_scorer(given.model)
+    todo = batches(prompts(given.count), given.batch, 0)
+    table: dict[str, Any] = {"best": None, "rows": [], "peers": []}
+    if given.table is not None and given.table.exists():
+        table |= json.loads(given.table.read_text())
+    ratios = json.loads(given.ratios.read_text())["ratios"] if given.ratios else {}
+    for steps in given.steps:
+        keys = ("height", "width", "num_frames", "guidance_scale")
+        call = {key: defaults[key] for key in keys} | {"num_inference_steps": steps}
+        bench = Bench(host, pipe, call)
+        facts = {"device.type": given.device.partition(":")[0]}
+        chosen, skipped = settings(host, given.model, {}, given.feature, run=call, facts=facts)
+        found = compare_all(bench, [one.plan for one in chosen], todo, scorer=scorer)
+        rows = []
+        for setting, result in zip(chosen, found, strict=True):
+            if isinstance(result, WfError):
+                print("failed", setting.plan.request_dict(), result)
+                continue
+            rows.append(row_of(setting.feature, result, place))
+        for one in skipped:
+            print("skipped", one.to_json())
+        show(rows)
+        table["rows"] = merge_rows(table["rows"], rows)
+        if not given.no_peers:
+            plains = [bench.plain(batch, warm=False) for batch in todo]
+            told = []
+            for title, (like, turn_on) in peers(ratios, steps).items():
+                result = run_peer(bench, turn_on, todo, plains, scorer)
+                told.append(peer_row(title, like, result, place, call))
+            show(told)
+            same = {(row["peer"], row["device"], row["num_inference_steps"]) for row in told}
+            kept = [
+                row
+                for row in table["peers"]
+                if (row["peer"], row["device"], row["num_inference_steps"]) not in same
+            ]
+            table["peers"] = [*kept, *told]
+    table["best"] = best_of(table["rows"], place, defaults)
+    print("best", json.dumps(table["best"], indent=1))
+    if given.table is not None:
+        given.table.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
