@@ -23,9 +23,11 @@ write. B is the batch, L a number of tokens, H heads, D a width, C channels, T l
 TITLES = {
     "kinds.techniques": "Techniques",
     "kinds.caching": "Feature caches",
+    "kinds.presets": "Presets",
     "kinds.calibration": "Calibration",
     "kinds.runview": "What a technique knows of a run",
     "kinds.counters": "Counters",
+    "kinds.scoring": "Scores",
     "model.seams": "Seams",
     "model.identity": "Steps",
     "model.family": "Model families",
@@ -45,6 +47,7 @@ OTHERS = {
         "Marks a module-level function of the plugin's package as the hook of that name.",
     ),
     "Handler": ("model.seams", ""),
+    "PromptScorer": ("kinds.scoring", ""),
     "API": ("api", ""),
 }
 """Names that are neither class nor function, with their module; the text, where the source has none after it."""
@@ -58,7 +61,7 @@ def page() -> str:
     """The whole page."""
     groups: dict[str, list[str]] = {title: [] for title in TITLES.values()}
     for name in api.__all__:
-        groups[TITLES[_module(name)]].append(name)
+        groups[_title(name)].append(name)
     parts = [HEAD]
     for title, names in groups.items():
         parts.append(f"## {title}\n")
@@ -66,6 +69,14 @@ def page() -> str:
     parts.append(TESTING)
     parts += [_entry(name, getattr(testing, name)) for name in testing.__all__ if name not in api.__all__]
     return "\n".join(parts)
+
+
+def _title(name: str) -> str:
+    """The title of the module that a name comes from, or of the package that holds it."""
+    module = _module(name)
+    while module not in TITLES and "." in module:
+        module = module.rpartition(".")[0]
+    return TITLES[module]
 
 
 def _module(name: str) -> str:

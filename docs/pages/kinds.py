@@ -6,6 +6,7 @@ import ast
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from pages import source
 from pages.markdown import code, codes, prose, table, text
@@ -22,6 +23,8 @@ from wf_core.testing.conformance import CLASSES
 FOLDER = "docs/authors/kinds"
 HOOKS = {**hookspecs.HOOK_OF_KIND, "calibrator": "wf_calibrator"}
 """A calibrator is no kind of plugin: the plugin of a feature brings it beside the feature."""
+BESIDE = {"model-source": {"scorer": hookspecs.wf_prompt_scorer}}
+"""Further hooks that a plugin of the kind may have, by the part of the page."""
 FORMS = {
     "attention-provider": [api.AttentionProvider],
     "feature-cache": [api.FeatureCache, api.CacheState, api.ResidualState],
@@ -54,6 +57,7 @@ def _parts(kind: str) -> dict[str, Callable[[], str]]:
     if kind not in FORMS:
         return {"hook": partial(_hook, kind)}
     parts = {"hook": partial(_hook, kind)}
+    parts |= {name: partial(_signature, hook) for name, hook in BESIDE.get(kind, {}).items()}
     if FORMS[kind]:
         parts["base"] = partial(_base, kind)
     if kind not in MODEL_KINDS and kind != "calibrator":
@@ -67,7 +71,12 @@ def _parts(kind: str) -> dict[str, Callable[[], str]]:
 
 
 def _hook(kind: str) -> str:
-    hook = source.definition(getattr(hookspecs, HOOKS[kind]))
+    return _signature(getattr(hookspecs, HOOKS[kind]), "" if kind in FORMS else f" {DECLARED_ONLY}")
+
+
+def _signature(found: Any, more: str = "") -> str:
+    """A hook as a plugin writes it, and what is said of it."""
+    hook = source.definition(found)
     arguments = [ast.unparse(argument) for argument in hook.args.args]
     inside = ", ".join(arguments)
     assert hook.returns is not None
@@ -77,8 +86,7 @@ def _hook(kind: str) -> str:
         f"def {hook.name}({inside}) -> {ast.unparse(hook.returns)}: ...",
         "```",
     ]
-    told = source.said(ast.get_docstring(hook))
-    return "\n".join([*lines, "", prose(told + ("" if kind in FORMS else f" {DECLARED_ONLY}"))])
+    return "\n".join([*lines, "", prose(source.said(ast.get_docstring(hook)) + more)])
 
 
 # --- the base class ----------------------------------------------------------------------------------------------

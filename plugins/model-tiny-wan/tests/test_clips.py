@@ -60,3 +60,17 @@ def test_an_empty_clip_shows_nothing() -> None:
 def test_scoring_refuses_a_wrong_layout() -> None:
     with pytest.raises(ValueError, match=r"\[B, F, H, W, 3\]"):
         score.read_clips(torch.zeros(1, 5, 3, 64, 64))
+
+
+def test_clips_are_judged_by_kind_and_a_prompt_that_nobody_understands_is_not() -> None:
+    video, prompts = rendered(3)
+    right = {"colour": True, "direction": True, "digit": True}
+    judged = score.judge_clips([prompts[0], "a cat on a mat", prompts[2]], video)
+    assert judged == [right, None, right]
+    backwards = score.judge_clips([prompts[0]], video[:1].flip(1))
+    assert backwards == [{**right, "direction": False}]
+
+
+def test_clips_that_are_not_square_are_not_judged() -> None:
+    video, prompts = rendered(1)
+    assert score.judge_clips(prompts, video[..., :64, :]) == [None]

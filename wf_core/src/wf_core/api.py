@@ -22,6 +22,7 @@ from wf_core.kinds.calibration import Calibrator
 from wf_core.kinds.counters import FeatureCounters
 from wf_core.kinds.presets import checkpoint_of, model_id, read_preset, require_own, why_lent
 from wf_core.kinds.runview import RunView
+from wf_core.kinds.scoring import PromptScorer
 from wf_core.kinds.techniques import AttentionProvider, Technique, VaeDecoder
 from wf_core.model.bench import Bench, seeded
 from wf_core.model.family import CallPlan, ModelFamily, Schedule
@@ -55,6 +56,7 @@ __all__ = [
     "Ineligible",
     "ModelFamily",
     "PluginFault",
+    "PromptScorer",
     "Refused",
     "ResidualState",
     "RunView",

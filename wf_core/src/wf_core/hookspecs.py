@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from wf_core.facts import Facts
     from wf_core.kinds.caching.runtime import FeatureCache
     from wf_core.kinds.calibration import Calibrator
+    from wf_core.kinds.scoring import PromptScorer
     from wf_core.kinds.techniques import AttentionProvider, Technique, VaeDecoder
     from wf_core.model.family import ModelFamily
 
@@ -42,6 +43,14 @@ def wf_model_family() -> ModelFamily:
 @hookspec(firstresult=True)
 def wf_model_source(name: str) -> Path:
     """The checkpoint directory, in diffusers layout, of a model that the manifest names without a ``path``."""
+
+
+@hookspec(firstresult=True)
+def wf_prompt_scorer(name: str) -> PromptScorer | None:
+    """What tells whether clips of a model of this plugin show what their prompts ask for; None where nothing can.
+
+    Optional. Called by ``wf compare``, once.
+    """
 
 
 # --- techniques: called when a session is built ---------------------------------------------------------------------

@@ -38,6 +38,7 @@ from wf_core.resolving.saved import changed_since, plan_from_json
 from wf_core.sessions.open_sessions import alone
 
 if TYPE_CHECKING:
+    from wf_core.kinds.scoring import PromptScorer
     from wf_core.kinds.techniques import Technique
     from wf_core.manifests.manifest import ModelDecl
     from wf_core.model.family import ModelFamily
@@ -180,9 +181,7 @@ class Host:
 
     def call_hook(self, plugin: str, hook: str, **arguments: Any) -> Any:
         """Call one hook of one plugin, importing the plugin if need be; a failure names the plugin."""
-        module = self._load(plugin)
-        others = [other for other in self._manager.get_plugins() if other is not module]
-        caller = self._manager.subset_hook_caller(hook, others)
+        caller = self._caller(plugin, hook)
         if not caller.get_hookimpls():
             raise PluginFault(
                 plugin, hook, "the plugin declares a feature of this kind but does not implement the hook"
@@ -193,6 +192,12 @@ class Host:
             if isinstance(error, hookspecs.PASSED_ON):
                 raise
             raise PluginFault(plugin, hook, f"{type(error).__name__}: {error}") from error
+
+    def _caller(self, plugin: str, hook: str) -> pluggy.HookCaller:
+        """The hook on this one plugin, which is imported if need be; without implementations where it has none."""
+        module = self._load(plugin)
+        others = [other for other in self._manager.get_plugins() if other is not module]
+        return self._manager.subset_hook_caller(hook, others)
 
     def family(self, name: str) -> ModelFamily:
         """The adapter of a family, by the family's name."""
@@ -251,6 +256,17 @@ class Host:
             )
         plugin = self.catalog.model_plugin(declared.name).name
         return Path(self.call_hook(plugin, "wf_model_source", name=declared.name))
+
+    def prompt_scorer(self, model: str) -> PromptScorer | None:
+        """What judges clips of a registered model by their prompts; None where its plugin offers nothing."""
+        declared = self.catalog.model(model)
+        if declared is None:
+            return None
+        plugin, hook = self.catalog.model_plugin(declared.name).name, "wf_prompt_scorer"
+        if not self._caller(plugin, hook).get_hookimpls():
+            return None
+        scorer: PromptScorer | None = self.call_hook(plugin, hook, name=declared.name)
+        return scorer
 
     def _model_facts(self, base: Base, family: str | None) -> Facts:
         manifests = self.catalog.manifests

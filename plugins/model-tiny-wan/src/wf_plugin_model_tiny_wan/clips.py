@@ -72,6 +72,15 @@ def parse_prompt(text: str) -> tuple[int, int, int]:
     return found[0], found[1], found[2]
 
 
+def can_parse(text: str) -> bool:
+    """Return whether ``parse_prompt`` understands the text."""
+    try:
+        parse_prompt(text)
+    except ValueError:
+        return False
+    return True
+
+
 def load_handwriting() -> tuple[torch.Tensor, torch.Tensor]:
     """Return scikit-learn's digits: images ``[1797, 8, 8]`` float32 in [0, 1] and labels ``[1797]`` int64."""
     from sklearn.datasets import load_digits

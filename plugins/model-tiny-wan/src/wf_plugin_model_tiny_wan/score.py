@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from wf_plugin_model_tiny_wan.clips import BACKGROUND, DIGIT_EXTENT, PALETTE, SPEED, STEPS, parse_prompt
+from wf_plugin_model_tiny_wan.clips import (
+    BACKGROUND,
+    DIGIT_EXTENT,
+    PALETTE,
+    SPEED,
+    STEPS,
+    can_parse,
+    parse_prompt,
+)
 from wf_plugin_model_tiny_wan.reader import DigitReader, load_reader
 
 CROP_SIZE = 32
@@ -167,3 +175,21 @@ def score_clips(video: torch.Tensor, prompts: Sequence[str], reader: DigitReader
     return Scores(
         reading.colour == asked[:, 0], reading.digit == asked[:, 1], reading.direction == asked[:, 2]
     )
+
+
+def judge_clips(prompts: Sequence[str], video: torch.Tensor) -> list[dict[str, bool] | None]:
+    """Return what each clip shows of its prompt, by kind; None for a prompt that ``parse_prompt`` does not know.
+
+    Args:
+        prompts: B prompts.
+        video: ``[B, F, H, W, 3]`` float in [0, 1]. Frames that are not square are never judged.
+    """
+    known = (
+        [at for at, text in enumerate(prompts) if can_parse(text)] if video.shape[2] == video.shape[3] else []
+    )
+    judged: list[dict[str, bool] | None] = [None] * len(prompts)
+    if known:
+        scores = score_clips(video[known], [prompts[at] for at in known])
+        for row, at in enumerate(known):
+            judged[at] = {kind: bool(getattr(scores, kind)[row]) for kind in ("colour", "direction", "digit")}
+    return judged

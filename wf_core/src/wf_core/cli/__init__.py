@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "calibrate": ("calibrate", "Measure a model and write the preset that a feature accepts."),
     "check": ("check", "Every check of the conformance kit on an installed plugin."),
+    "compare": ("compare", "The plain run and the accelerated run side by side, with what was lost."),
     "doctor": ("doctor", "What this machine can run, and why not the rest."),
     "list-plugins": ("list_plugins", "Every installed plugin with its state and reason."),
     "matrix": ("matrix", "Every pair of features for a model: legal, untested or refused."),

@@ -12,7 +12,7 @@ import click
 from wf_core.facts.machines import THIS, machine_names
 
 Command = Callable[..., Any]
-_CALL = {
+CALL: dict[str, Callable[..., Any]] = {
     "height": click.option("--height", type=int, default=None, help="Pixels."),
     "width": click.option("--width", type=int, default=None, help="Pixels."),
     "num_frames": click.option("--frames", "num_frames", type=int, default=None, help="Frames of the clip."),
@@ -71,10 +71,10 @@ def call_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        call = {name: kwargs.pop(name) for name in _CALL}
+        call = {name: kwargs.pop(name) for name in CALL}
         return command(*args, call={key: value for key, value in call.items() if value is not None}, **kwargs)
 
-    return _with(tuple(_CALL.values()), wrapped)
+    return _with(tuple(CALL.values()), wrapped)
 
 
 def processes(world: int | None) -> str:

@@ -103,6 +103,7 @@ def describe(offer: Offer) -> dict[str, Any]:
         "evidence": [item.describe() for item in feature.evidence],
         "example": thaw(feature.example),
         "trial": thaw(feature.trial),
+        "sweep": thaw(feature.sweep),
         "bounds": [attrs.asdict(bound) for bound in feature.bounds],
         "goals": [{"goal": goal.goal, "adds": thaw(goal.set or feature.example)} for goal in feature.goals],
         "switches": [*_selects(offer), *(_switch(switch) for switch in offer.switches)],
@@ -184,6 +185,7 @@ def _echo(offer: Offer) -> None:
         "evidence": ", ".join(data["evidence"]),
         "example": as_typed(data["example"]),
         "trial": as_typed(data["trial"]),
+        "sweep": "; ".join(as_typed(request) for request in data["sweep"]),
         "goals": "; ".join(f"{goal['goal']} adds {as_typed(goal['adds'])}" for goal in data["goals"]),
     }
     echo_pairs(pairs)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
-from wf_core.comparing.measures import measure
+from wf_core.comparing.measures import Measures, measure
 from wf_core.comparing.outcome import Comparison, Row, Score, Side
 from wf_core.comparing.perceptual import Optional, optional_measures
 from wf_core.errors import BadInput, WfError
 
 if TYPE_CHECKING:
-    from wf_core.comparing.runs import Batch, Bench, Output
+    from wf_core.comparing.batches import Batch
+    from wf_core.comparing.runs import Bench, Output
     from wf_core.kinds.scoring import PromptScorer
     from wf_core.resolving.plan import Plan
 
@@ -28,7 +30,7 @@ class Tally:
 
     plan: Plan
     rows: list[Row] = attrs.field(factory=list)
-    side: Side = Side()
+    side: Side = attrs.field(factory=Side)
     report: Mapping[str, Any] | None = None
     error: WfError | None = None
 
@@ -71,8 +73,7 @@ def compare_all(
             output = ahead if first else _try(bench, tally, batch)
             if output is not None:
                 _add(tally, batch, stock, output, (plain_scores, _scores(scorer, batch, output)), more, keep)
-    missing = {name: optional.missing for name, optional in more.items() if optional.measure is None}
-    return [_result(tally, plain, missing) for tally in tallies]
+    return [_result(tally, plain, more) for tally in tallies]
 
 
 def _try(bench: Bench, tally: Tally, batch: Batch) -> Output | None:
@@ -84,7 +85,9 @@ def _try(bench: Bench, tally: Tally, batch: Batch) -> Output | None:
         tally.error = error
         return None
     if not np.isfinite(output.clips).all():
-        tally.error = BadInput("the accelerated run's clips hold values that are no numbers: nothing to compare")
+        tally.error = BadInput(
+            "the accelerated run's clips hold values that are no numbers: nothing to compare"
+        )
         return None
     return output
 
@@ -100,17 +103,21 @@ def _add(
 ) -> None:
     tally.side = tally.side.with_(output)
     tally.report = tally.report or output.report
-    for number, prompt in enumerate(batch.prompts):
-        clips = stock.clips[number], output.clips[number]
+
+    def measured(number: int) -> Measures:
         pair = None
         if stock.latents is not None and output.latents is not None:
             pair = stock.latents[number], output.latents[number]
-        measures = measure(*clips, pair, more)
+        return measure(stock.clips[number], output.clips[number], pair, more)
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(measured, range(len(batch.prompts))))
+    for number, (prompt, measures) in enumerate(zip(batch.prompts, found, strict=True)):
         tally.rows.append(
             Row(prompt, batch.seed + number, measures, score=scores[1][number], plain_score=scores[0][number])
         )
         if keep is not None:
-            keep(prompt, *clips)
+            keep(prompt, stock.clips[number], output.clips[number])
 
 
 def _scores(scorer: PromptScorer | None, batch: Batch, output: Output) -> Sequence[Score]:
@@ -121,10 +128,13 @@ def _scores(scorer: PromptScorer | None, batch: Batch, output: Output) -> Sequen
     return scorer(batch.prompts, torch.from_numpy(output.clips))
 
 
-def _result(tally: Tally, plain: Side, missing: Mapping[str, str]) -> Comparison | WfError:
+def _result(tally: Tally, plain: Side, more: Mapping[str, Optional]) -> Comparison | WfError:
     if tally.error is not None:
         return tally.error
     assert tally.report is not None
-    return Comparison(
-        tally.plan.request_dict(), tuple(tally.rows), plain, tally.side, tally.report, dict(missing)
-    )
+    missing = {
+        name: optional.missing or "these clips are too small for it"
+        for name, optional in more.items()
+        if all(getattr(row.measures, name) is None for row in tally.rows)
+    }
+    return Comparison(tally.plan.request_dict(), tuple(tally.rows), plain, tally.side, tally.report, missing)

@@ -119,7 +119,7 @@ class Comparison:
 
     def numbers(self) -> dict[str, Any]:
         """The request and the numbers over all prompts."""
-        named = {}
+        named: dict[str, Any] = {}
         for name in HIGHER_IS_BETTER:
             named |= {name: tidy(self.worst(name)), f"{name}_mean": tidy(self.mean(name))}
         plain_scores, scores = ([getattr(row, key) for row in self.rows] for key in ("plain_score", "score"))

@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 
 LPIPS_BACKBONE = "alexnet-owt-7be5be79.pth"
 """The weights that torchvision keeps in torch's hub folder once they have been downloaded."""
+VMAF_SMALLEST = 32
+"""Pixels: libvmaf crashes on frames of 16."""
 VMAF_FILTER = "[0:v]format=yuv444p[a];[1:v]format=yuv444p[b];[a][b]libvmaf=log_fmt=json:log_path=vmaf.json"
 
 
 @attrs.frozen
 class Optional:
-    """A measure of a pair of clips ``[F, H, W, 3]`` in [0, 1], or None with the reason why there is none."""
+    """A measure of a pair of clips ``[F, H, W, 3]`` in [0, 1], or None with the reason why there is none.
 
-    measure: Callable[[Clip, Clip], float] | None
+    The measure itself gives None for clips that it cannot measure.
+    """
+
+    measure: Callable[[Clip, Clip], float | None] | None
     missing: str = ""
 
 
@@ -78,8 +83,10 @@ def _vmaf() -> Optional:
     if " libvmaf " not in filters:
         return Optional(None, "this ffmpeg is built without libvmaf")
 
-    def measure(plain: Clip, other: Clip) -> float:
+    def measure(plain: Clip, other: Clip) -> float | None:
         _, height, width, _ = plain.shape
+        if min(height, width) < VMAF_SMALLEST:
+            return None
         raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-i"]
         with tempfile.TemporaryDirectory() as folder:
             as_uint8(plain).tofile(f"{folder}/plain.raw")

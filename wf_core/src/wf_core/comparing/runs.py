@@ -11,25 +11,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from wf_core.errors import BadInput, Refused
+from wf_core.errors import Refused
 from wf_core.sessions.memory import peak_bytes, reset_peak
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from wf_core.comparing.batches import Batch
     from wf_core.host import Host
     from wf_core.resolving.plan import Plan
 
 WARM_UP_STEPS = 3
 """Solver steps of the untimed run before a timed one: enough for a cache to compute, skip and compute."""
-
-
-@attrs.frozen
-class Batch:
-    """Prompts that are run in one call. The noise of prompt i is drawn from the seed ``seed + i``."""
-
-    prompts: tuple[str, ...]
-    seed: int
 
 
 @attrs.frozen(eq=False)
@@ -135,10 +128,3 @@ def counting(roots: Sequence[torch.nn.Module]) -> Iterator[list[int]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def batches(prompts: Sequence[str], size: int, seed: int) -> list[Batch]:
-    """Prompts in batches of ``size``, each with the seed of its first prompt; a last seed out of range is refused."""
-    if seed + len(prompts) > 2**63:
-        raise BadInput(f"--seed {seed} is too large for {len(prompts)} prompts, each of which takes the next one")
-    return [Batch(tuple(prompts[at : at + size]), seed + at) for at in range(0, len(prompts), size)]

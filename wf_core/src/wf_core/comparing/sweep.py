@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from wf_core.resolving.plan import Plan
 
 KIND = "feature-cache"
-KEY = ("model", "device", "dtype", "num_inference_steps", "guidance_scale", "request")
+PLACE, CALL = ("model", "device", "dtype"), ("num_inference_steps", "guidance_scale")
+KEY = (*PLACE, *CALL, "request")
 """What tells two rows of a table apart; a new row takes the place of an old one with the same."""
-PLACE = ("model", "device", "dtype")
 HALF = 0.5
 """The share of the plain run's forwards that the best setting may compute at most."""
 
@@ -111,7 +111,7 @@ def first_reason(refused: Refused) -> str:
 def row_of(feature: str, comparison: Comparison, place: Mapping[str, Any]) -> dict[str, Any]:
     """One row: the feature, where it was measured (`PLACE`), the call as the run reported it, and the numbers."""
     facts = comparison.report["run"]["facts"]
-    call = {name: facts.get(f"run.{name}") for name in ("num_inference_steps", "guidance_scale")}
+    call = {name: facts.get(f"run.{name}") for name in CALL}
     size = {name: facts.get(f"run.{name}") for name in ("height", "width", "num_frames")}
     numbers = comparison.numbers()
     request = numbers.pop("request")
@@ -123,6 +123,11 @@ def merge_rows(old: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]
     """The old rows, but for those that a new one replaces, and the new ones, in order of their keys."""
     rows = {_key(row): dict(row) for row in (*old, *new)}
     return [rows[key] for key in sorted(rows)]
+
+
+def alike(rows: Iterable[Mapping[str, Any]], row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows that were measured like this one: on the same model, device, dtype, steps and guidance."""
+    return [other for other in rows if all(other[name] == row[name] for name in (*PLACE, *CALL))]
 
 
 def best_of(
@@ -137,7 +142,7 @@ def best_of(
         row
         for row in rows
         if all(row.get(name) == place[name] for name in PLACE)
-        and all(row.get(name) == defaults.get(name, row.get(name)) for name in KEY[3:5])
+        and all(row.get(name) == defaults.get(name, row.get(name)) for name in CALL)
         and row["steps_computed"] < row["steps_total"]
     ]
     good = [row for row in here if meets_target(row)]

@@ -97,7 +97,8 @@ class GoalDecl:
 class FeatureDecl:
     """One technique that a plugin offers. ``state`` is "" or a reason such as "unavailable: not implemented";
     ``example`` is the smallest request that turns it on, ``trial`` one that turns it on for a model that nobody has
-    calibrated or measured (the example where it is empty), ``goals`` those that may choose it.
+    calibrated or measured (the example where it is empty), ``goals`` those that may choose it, ``sweep`` the requests
+    that ``wf compare --sweep`` tries.
     """
 
     name: str
@@ -121,6 +122,7 @@ class FeatureDecl:
     goals: tuple[GoalDecl, ...] = ()
     example: FrozenMap = EMPTY
     trial: FrozenMap = EMPTY
+    sweep: tuple[FrozenMap, ...] = ()
     bounds: tuple[BoundDecl, ...] = ()
     state: str = ""
 

@@ -52,8 +52,9 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
         conditions=read_conditions(row, options, tables),
         files=tuple(_file(item, options) for item in row.tables("file")),
         goals=_goals(row),
-        example=_request(row, "example"),
-        trial=_request(row, "trial"),
+        example=_request(row.mapping("example")),
+        trial=_request(row.mapping("trial")),
+        sweep=_sweep(row),
         bounds=tuple(_bound(item) for item in row.tables("bound")),
         state=read_state(row),
     )
@@ -275,8 +276,16 @@ def _file(row: Table, options: tuple[OptionDecl, ...]) -> FileDecl:
     return declared
 
 
-def _request(row: Table, key: str) -> FrozenMap:
-    return FrozenMap({switch_key(name): value for name, value in row.mapping(key).items()})
+def _request(typed: Mapping[str, Any]) -> FrozenMap:
+    return FrozenMap({switch_key(name): value for name, value in typed.items()})
+
+
+def _sweep(row: Table) -> tuple[FrozenMap, ...]:
+    """``sweep = [{ feature_cache = "x" }, ...]``: requests, each written like the example."""
+    items = row.items("sweep")
+    if not all(isinstance(item, Mapping) and item for item in items):
+        row.fail(f"sweep is a list of requests, each written like the example, got {show(items)}")
+    return tuple(_request(item) for item in items)
 
 
 def _bound(row: Table) -> BoundDecl:

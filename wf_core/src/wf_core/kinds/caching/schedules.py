@@ -134,7 +134,7 @@ def off_schedule(step: Step, scheduled: float) -> bool:
     if timestep.device.type != "cpu":
         return False
     eps = torch.finfo(timestep.dtype).eps if timestep.is_floating_point() else 0.0
-    given = float(timestep.max().tolist())  # read from host memory, and not by the operator that waits for a device
+    given: Any = timestep.max().tolist()  # from host memory, and not by the operator that waits for a device
     near = abs(given - scheduled) <= max(1e-3, eps) * max(1.0, abs(scheduled))
     return not near  # written so that a timestep that is not a number is off the schedule
 
