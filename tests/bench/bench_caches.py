@@ -29,14 +29,14 @@ from wf_core.comparing.compare import compare_all
 from wf_core.comparing.measures import measure
 from wf_core.comparing.outcome import Comparison, Row, Side
 from wf_core.comparing.runs import Bench, Output
-from wf_core.comparing.sweep import best_of, merge_rows, row_of, settings
-from wf_core.errors import WfError
+from wf_core.comparing.sweep import Setting, Skipped, best_of, first_reason, merge_rows, row_of, settings
+from wf_core.errors import Refused, WfError
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "cyan", "magenta")
 DIRECTIONS = ("left", "right", "up", "down")
 
 
-def peers(ratios: Mapping[str, Sequence[float]], steps: int) -> dict[str, tuple[str, Any]]:
+def peers(ratios: Sequence[float], steps: int) -> dict[str, tuple[str, Any]]:
     """Each peer's name, which of our features runs the same algorithm, and how it is turned on."""
     found: dict[str, tuple[str, Any]] = {}
     for threshold in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3):
@@ -53,7 +53,7 @@ def peers(ratios: Mapping[str, Sequence[float]], steps: int) -> dict[str, tuple[
         )
     if ratios:
         for threshold, most in ((0.06, 2), (0.12, 2), (0.12, 4), (0.24, 6)):
-            turn_on = mag(threshold, most, ratios["cond"])
+            turn_on = mag(threshold, most, ratios)
             found[f"diffusers MagCache(threshold={threshold}, K={most})"] = ("magcache", turn_on)
     for interval in (2, 3, 4):
         found[f"diffusers TaylorSeer lite(interval={interval})"] = ("taylorseer", taylor(interval, 3))
@@ -119,6 +119,20 @@ def peer_row(
     return {**place, **known, "peer": name, "like": like, **numbers, "prompts": len(found.rows)}
 
 
+def asked(
+    host: Host, model: str, requests: Sequence[Any], call: Any, facts: Any
+) -> tuple[list[Setting], list[Skipped]]:
+    """Requests as settings of the first feature that they turn on, and those that are refused."""
+    chosen, skipped = [], []
+    for request in requests:
+        try:
+            plan = host.resolve(model, request, run=call, facts=facts)
+            chosen.append(Setting(plan.features[0].name, plan))
+        except Refused as refused:
+            skipped.append(Skipped("", request, first_reason(refused)))
+    return chosen, skipped
+
+
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         psnr = "identical" if row["psnr"] is None else f"{row['psnr']:6.2f} {row['psnr_mean']:6.2f}"
@@ -145,6 +159,9 @@ def main() -> None:
         "--ratios", type=Path, help="a magcache preset, whose ratios diffusers' MagCache gets"
     )
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument(
+        "--try", type=Path, dest="tried", help="a JSON list of requests, in place of the declared ones"
+    )
     parser.add_argument("--table", type=Path)
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -159,13 +176,16 @@ def main() -> None:
     table: dict[str, Any] = {"best": None, "rows": [], "peers": []}
     if given.table is not None and given.table.exists():
         table |= json.loads(given.table.read_text())
-    ratios = json.loads(given.ratios.read_text())["ratios"] if given.ratios else {}
+    ratios = json.loads(given.ratios.read_text())["presets"][0]["ratios_cond"] if given.ratios else []
     for steps in given.steps:
         keys = ("height", "width", "num_frames", "guidance_scale")
         call = {key: defaults[key] for key in keys} | {"num_inference_steps": steps}
         bench = Bench(host, pipe, call)
         facts = {"device.type": given.device.partition(":")[0]}
-        chosen, skipped = settings(host, given.model, {}, given.feature, run=call, facts=facts)
+        if given.tried:
+            chosen, skipped = asked(host, given.model, json.loads(given.tried.read_text()), call, facts)
+        else:
+            chosen, skipped = settings(host, given.model, {}, given.feature, run=call, facts=facts)
         found = compare_all(bench, [one.plan for one in chosen], todo, scorer=scorer)
         rows = []
         for setting, result in zip(chosen, found, strict=True):
