@@ -14,7 +14,8 @@ import copy
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,20 @@ from cache_peers import block_taylor, counting_blocks, dbcache, first_block, mag
 from wf_core import Host
 from wf_core.checkpoints import load_quietly
 from wf_core.comparing.batches import Batch, batches
-from wf_core.comparing.compare import compare_all
 from wf_core.comparing.measures import measure
 from wf_core.comparing.outcome import Comparison, Row, Side
 from wf_core.comparing.runs import Bench, Output
-from wf_core.comparing.sweep import Setting, Skipped, best_of, first_reason, merge_rows, row_of, settings
-from wf_core.errors import Refused, WfError
+from wf_core.comparing.sweep import (
+    PLACE,
+    Setting,
+    Skipped,
+    best_of,
+    first_reason,
+    merge_rows,
+    row_of,
+    settings,
+)
+from wf_core.errors import Refused
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "cyan", "magenta")
 DIRECTIONS = ("left", "right", "up", "down")
@@ -72,41 +81,85 @@ def prompts(count: int) -> list[str]:
     ]
 
 
-def run_peer(bench: Bench, turn_on: Any, todo: Sequence[Batch], plains: Sequence[Output], scorer: Any) -> Any:
-    """A comparison in the form that ours have."""
+class Judge:
+    """Measures clips in other processes, while the device goes on with the next run."""
+
+    def __init__(self, scorer: Any) -> None:
+        self._scorer = scorer
+        self._pool = ProcessPoolExecutor(mp_context=get_context("spawn"))
+
+    def rows(self, batch: Batch, plain: Output, other: Output) -> list[Future[Row]]:
+        """One row per prompt, to come."""
+        scores, plain_scores = (
+            self._scorer(batch.prompts, torch.from_numpy(output.clips))
+            if self._scorer
+            else [None] * len(batch.prompts)
+            for output in (other, plain)
+        )
+        return [
+            self._pool.submit(
+                one_row,
+                (batch.prompts[i], batch.seed + i),
+                (plain.clips[i], other.clips[i]),
+                None
+                if plain.latents is None or other.latents is None
+                else (plain.latents[i].numpy(), other.latents[i].numpy()),
+                (scores[i], plain_scores[i]),
+            )
+            for i in range(len(batch.prompts))
+        ]
+
+
+def one_row(named: Any, clips: Any, latents: Any, scores: Any) -> Row:
+    """One prompt's measures."""
+    pair = None if latents is None else (torch.from_numpy(latents[0]), torch.from_numpy(latents[1]))
+    return Row(*named, measure(*clips, pair, {}), *scores)
+
+
+@attrs.define(eq=False)
+class Found:
+    """A comparison whose measures are still being made."""
+
+    request: Mapping[str, Any]
+    rows: list[Future[Row]]
+    plain: Side
+    side: Side
+    report: Any
+
+    def wait(self) -> Comparison:
+        """The comparison."""
+        rows = tuple(row.result() for row in self.rows)
+        return Comparison(self.request, rows, self.plain, self.side, self.report)
+
+
+def run_ours(bench: Bench, plan: Any, todo: Sequence[Batch], plains: Sequence[Output], judge: Judge) -> Found:
+    """One plan over all batches."""
+    found = Found(plan.request_dict(), [], Side(), Side(), None)
+    for batch, plain in zip(todo, plains, strict=True):
+        output = bench.accelerated(plan, batch)
+        found.plain, found.side = found.plain.with_(plain), found.side.with_(output)
+        found.report = found.report or output.report
+        found.rows += judge.rows(batch, plain, output)
+    return found
+
+
+def run_peer(
+    bench: Bench, turn_on: Any, todo: Sequence[Batch], plains: Sequence[Output], judge: Judge
+) -> Found:
+    """A peer, on a copy of the pipeline."""
     pipe = copy.deepcopy(bench.pipe)
     pipe.set_progress_bar_config(disable=True)
     turn_on(pipe, int(bench.call["num_inference_steps"]))
     subject = Bench(bench.host, pipe, bench.call)
-    rows: list[Row] = []
-    plain_side, side = Side(), Side()
+    found = Found({}, [], Side(), Side(), {})
     for batch, plain in zip(todo, plains, strict=True):
         subject.plain(batch, warm=True)  # a whole run to warm up: a peer knows its number of steps
         with counting_blocks(pipe.transformer) as ran:
             output = subject.plain(batch, warm=True)
-        plain_side = plain_side.with_(plain)
-        side = side.with_(attrs.evolve(output, forwards=float(len(ran))))
-        rows += judge(batch, plain, output, scorer)
-    return Comparison({}, tuple(rows), plain_side, side, {})
-
-
-def judge(batch: Batch, plain: Output, other: Output, scorer: Any) -> list[Row]:
-    """One row per prompt."""
-    scores, plain_scores = (
-        scorer(batch.prompts, torch.from_numpy(output.clips)) if scorer else [None] * len(batch.prompts)
-        for output in (other, plain)
-    )
-
-    def one(number: int) -> Row:
-        pair = None
-        if plain.latents is not None and other.latents is not None:
-            pair = plain.latents[number], other.latents[number]
-        found = measure(plain.clips[number], other.clips[number], pair, {})
-        prompt = batch.prompts[number]
-        return Row(prompt, batch.seed + number, found, scores[number], plain_scores[number])
-
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(one, range(len(batch.prompts))))
+        output = attrs.evolve(output, forwards=float(len(ran)))
+        found.plain, found.side = found.plain.with_(plain), found.side.with_(output)
+        found.rows += judge.rows(batch, plain, output)
+    return found
 
 
 def peer_row(
@@ -131,6 +184,11 @@ def asked(
         except Refused as refused:
             skipped.append(Skipped("", request, first_reason(refused)))
     return chosen, skipped
+
+
+def peer_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells two rows of peers apart."""
+    return (row["peer"], *(row[name] for name in (*PLACE, "num_inference_steps")))
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -172,6 +230,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if given.device.startswith("cuda") else given.device
     place = {"model": given.model, "device": name, "dtype": given.dtype}
     scorer = host.prompt_scorer(given.model)
+    judge = Judge(scorer)
     todo = batches(prompts(given.count), given.batch, 0)
     table: dict[str, Any] = {"best": None, "rows": [], "peers": []}
     if given.table is not None and given.table.exists():
@@ -186,31 +245,24 @@ def main() -> None:
             chosen, skipped = asked(host, given.model, json.loads(given.tried.read_text()), call, facts)
         else:
             chosen, skipped = settings(host, given.model, {}, given.feature, run=call, facts=facts)
-        found = compare_all(bench, [one.plan for one in chosen], todo, scorer=scorer)
-        rows = []
-        for setting, result in zip(chosen, found, strict=True):
-            if isinstance(result, WfError):
-                print("failed", setting.plan.request_dict(), result)
-                continue
-            rows.append(row_of(setting.feature, result, place))
+        for batch in todo:  # a whole run first: what is made once is made before anything is timed
+            bench.plain(batch, warm=False)
+        plains = [bench.plain(batch, warm=True) for batch in todo]
+        started = [(one, run_ours(bench, one.plan, todo, plains, judge)) for one in chosen]
+        rows = [row_of(one.feature, found.wait(), place) for one, found in started]
         for one in skipped:
             print("skipped", one.to_json())
         show(rows)
         table["rows"] = merge_rows(table["rows"], rows)
         if not given.no_peers:
-            plains = [bench.plain(batch, warm=False) for batch in todo]
-            told = []
-            for title, (like, turn_on) in peers(ratios, steps).items():
-                result = run_peer(bench, turn_on, todo, plains, scorer)
-                told.append(peer_row(title, like, result, place, call))
-            show(told)
-            same = {(row["peer"], row["device"], row["num_inference_steps"]) for row in told}
-            kept = [
-                row
-                for row in table["peers"]
-                if (row["peer"], row["device"], row["num_inference_steps"]) not in same
+            beside = [
+                (title, like, run_peer(bench, turn_on, todo, plains, judge))
+                for title, (like, turn_on) in peers(ratios, steps).items()
             ]
-            table["peers"] = [*kept, *told]
+            told = [peer_row(title, like, found.wait(), place, call) for title, like, found in beside]
+            show(told)
+            new = {peer_key(row) for row in told}
+            table["peers"] = [*(row for row in table["peers"] if peer_key(row) not in new), *told]
     table["best"] = best_of(table["rows"], place, defaults)
     print("best", json.dumps(table["best"], indent=1))
     if given.table is not None:
