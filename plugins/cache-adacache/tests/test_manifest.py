@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wf_core.api import Facts
+from wf_core.api import BadInput, Facts
 from wf_core.testing import Manifest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "wf_plugin_cache_adacache"
@@ -34,7 +34,7 @@ def test_it_answers_to_its_own_key_and_to_the_selector(manifest):
     (switch,) = manifest.switches
     assert (switch.name, switch.form, switch.shorthand) == ("adacache", "feature", "threshold")
     assert manifest.feature("adacache").selects[0].values == ("adacache",)
-    assert manifest.feature("adacache").state.startswith("unavailable:")
+    assert manifest.feature("adacache").state == ""
 
 
 def test_a_codebook_is_named_or_given_whole(manifest):
@@ -43,6 +43,22 @@ def test_a_codebook_is_named_or_given_whole(manifest):
     assert unmet(manifest, "adacache", {"thresholds": (0.1, 1.0), "rates": (3, 1)}) == []
     both = {"codebook": "fast", "thresholds": (0.1, 1.0), "rates": (3, 1)}
     assert unmet(manifest, "adacache", both) == ["WF-K022"]
+
+
+def test_a_preset_is_a_codebook_and_stands_alone(manifest):
+    assert unmet(manifest, "adacache", {"preset": "tiny-wan"}) == []
+    assert unmet(manifest, "adacache", {"preset": "tiny-wan", "threshold": 0.1}) == []
+    assert unmet(manifest, "adacache", {"preset": "tiny-wan", "codebook": "fast"}) == ["WF-K023"]
+    own = {"thresholds": (0.1, 1.0), "rates": (3, 1)}
+    assert unmet(manifest, "adacache", {"preset": "tiny-wan", **own}) == ["WF-K023"]
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), True, "much"])
+def test_a_threshold_is_a_finite_number_of_zero_or_more(manifest, value):
+    option = manifest.feature("adacache").option("threshold")
+    with pytest.raises(BadInput):
+        option.convert(value, "adacache")
+    assert option.convert(0.0, "adacache") == 0.0
 
 
 def test_the_watched_block_must_exist(manifest):

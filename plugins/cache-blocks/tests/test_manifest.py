@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wf_core.api import Facts
+from wf_core.api import BadInput, Facts
 from wf_core.testing import Manifest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "wf_plugin_cache_blocks"
@@ -57,3 +57,31 @@ def test_they_decide_on_each_rank_alone_and_wait_for_the_device(manifest, name):
     found = effects(manifest, name)
     assert "rank-local-decision" in found
     assert any(effect.startswith("host-sync@") for effect in found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_threshold_of_zero_is_legal_and_never_skips(manifest, name):
+    assert unmet(manifest, name, {"residual_diff_threshold": 0.0}, model_layers=30) == []
+    assert manifest.feature(name).option("residual_diff_threshold").convert(0, "x") == 0.0
+    for bad in (-1e-9, float("nan"), float("inf")):
+        with pytest.raises(BadInput):
+            manifest.feature(name).option("residual_diff_threshold").convert(bad, "x")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_is_opened_at_the_stack_and_decided_in_its_blocks(manifest, name):
+    assert manifest.feature(name).seams == ("stack", "block")
+    assert manifest.feature(name).state == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_limit_on_skips_is_no_limit_unless_given(manifest, name):
+    option = manifest.feature(name).option("max_skip")
+    assert option.default is None and option.min == 1
+
+
+def test_only_dynamicblock_says_when_it_decides(manifest):
+    options = {name: {option.name for option in manifest.feature(name).options} for name in NAMES}
+    assert options["dynamicblock"] - options["firstblock"] == {"decide"}
+    assert options["dualblock"] - options["firstblock"] == {"front_blocks", "tail_blocks"}
+    assert manifest.feature("dynamicblock").option("decide").default == "previous-call"

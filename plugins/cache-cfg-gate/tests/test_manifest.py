@@ -48,6 +48,10 @@ def test_a_run_with_one_branch_has_nothing_to_save(manifest):
     assert unmet(manifest, "cfg-gate", {"step": 0.5}, run_branches=2) == []
 
 
+def test_a_share_of_nothing_leaves_no_difference_to_reuse(manifest):
+    assert unmet(manifest, "cfg-gate", {"step": 0.0}, run_branches=2) == ["WF-K061"]
+
+
 def test_it_leaves_room_for_a_cache_and_keeps_its_state_outside_a_captured_call(manifest):
     feature = manifest.feature("cfg-gate")
     assert feature.slot != "feature-cache"

@@ -35,14 +35,20 @@ def test_it_answers_to_its_own_key_and_to_the_selector(manifest):
     (switch,) = manifest.switches
     assert (switch.name, switch.form, switch.shorthand) == ("magcache", "feature", "threshold")
     assert manifest.feature("magcache").selects[0].values == ("magcache",)
-    assert manifest.feature("magcache").state.startswith("unavailable:")
+    assert not manifest.feature("magcache").state
 
 
 def test_a_model_without_ratios_is_refused_until_they_are_given(manifest):
     assert "WF-K010" in unmet(manifest, "magcache", {}, model_id="my-own-wan-finetune")
     allowed = {"model_id": "my-own-wan-finetune", "request_allow_uncalibrated": True}
     assert unmet(manifest, "magcache", {}, **allowed) == ["WF-K010"]
-    assert unmet(manifest, "magcache", {"ratios": (1.0, 0.99)}, model_id="my-own-wan-finetune") == []
+    for options in ({"ratios": (1.0, 0.99)}, {"preset": "own.json"}):
+        assert unmet(manifest, "magcache", options, model_id="my-own-wan-finetune") == []
+
+
+def test_ratios_and_a_preset_are_not_both_taken(manifest):
+    both = {"ratios": (1.0, 0.99), "preset": "own.json"}
+    assert unmet(manifest, "magcache", both, model_id="wan2.1-t2v-1.3b") == ["WF-K013"]
 
 
 def test_borrowed_ratios_have_to_be_allowed(manifest):
@@ -58,7 +64,8 @@ def test_what_belongs_to_given_ratios_is_refused_without_them(manifest):
 
 def test_every_listed_model_has_ratios_for_every_step_of_both_branches(manifest):
     data = json.loads((PACKAGE / "presets.json").read_text(encoding="utf-8"))
-    presets = {preset["id"]: preset for preset in data["presets"]}
+    own = [json.loads(path.read_text(encoding="utf-8")) for path in (PACKAGE / "calibrated").glob("*.json")]
+    presets = {preset["id"]: preset for file in [data, *own] for preset in file["presets"]}
     assert all(loan["preset"] in presets for loan in data["borrowed"].values())
     measured = [
         x for ids in data["calibrated"].values() for x in (ids.values() if isinstance(ids, dict) else [ids])

@@ -1,0 +1,64 @@
+"""What a leading branch measures: how fast its output changes with the latent, and how far it has come since."""
+
+from __future__ import annotations
+
+import torch
+
+from wf_core.api import worst
+from wf_plugin_cache_easycache.rule import GUARD, estimate, rate
+
+
+class Measurement:
+    """The tensors that the rule compares, all of the latent's size ``[B, C, ...]``, and per-sample numbers ``[B]``.
+
+    The numbers are fp32 and stay on the device. Every sample has its own, so that what is batched together does not
+    mix; the batch goes by the largest.
+    """
+
+    def __init__(self, latent: torch.Tensor, output: torch.Tensor) -> None:
+        self._latent = latent.clone()
+        self._output = output.clone()
+        self._before = self._latent
+        self._size = _size(output)
+        self._rate: torch.Tensor | None = None
+        self._sum = torch.zeros_like(self._size)
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether two steps were computed, which is what a rate takes."""
+        return self._rate is not None
+
+    def fits(self, latent: torch.Tensor) -> bool:
+        """Whether a latent can be compared with what is kept."""
+        kept = self._before
+        return kept.shape == latent.shape and kept.dtype == latent.dtype and kept.device == latent.device
+
+    def offer(self, latent: torch.Tensor) -> float:
+        """Adds the estimate of one step; the largest sum of the batch, NaN if one is NaN. Waits for the device once."""
+        assert self._rate is not None, "no rate was measured"
+        change = _size(latent, self._before)
+        self._sum = self._sum + estimate(self._rate, change, self._size.clamp_min(GUARD))
+        return worst(self._sum)
+
+    def skipped(self, latent: torch.Tensor) -> None:
+        """A step was skipped: its latent is what the next one is compared with."""
+        self._before = latent.clone()
+
+    def computed(self, latent: torch.Tensor, output: torch.Tensor) -> None:
+        """A step was computed: a new rate between it and the one computed before, and a sum that starts anew."""
+        self._rate = rate(_size(output, self._output), _size(latent, self._latent).clamp_min(GUARD))
+        self._latent = self._before = latent.clone()
+        self._output = output.clone()
+        self._size = _size(output)
+        self._sum = torch.zeros_like(self._size)
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of the latent's size that are kept now: two after a computed step, three after a skipped one."""
+        kept = (self._latent, self._output)
+        return kept if self._before is self._latent else (*kept, self._before)
+
+
+def _size(tensor: torch.Tensor, older: torch.Tensor | None = None) -> torch.Tensor:
+    """``mean |tensor|`` of each sample, or ``mean |tensor - older|``: ``[B, ...]`` -> ``[B]`` in fp32."""
+    values = tensor.float() if older is None else tensor.float() - older.float()
+    return values.abs().flatten(1).mean(dim=1)

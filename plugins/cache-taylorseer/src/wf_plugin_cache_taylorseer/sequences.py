@@ -1,0 +1,73 @@
+"""What ``blocktaylorseer`` keeps for one branch of one expert: a sequence for each of the model's inner branches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from wf_core.api import CacheState, Decision, Differences, Follower
+
+if TYPE_CHECKING:
+    import torch
+
+    from wf_core.api import StaticSchedule, Step
+
+
+class Sequences(CacheState):
+    """The outputs ``[B, L, D]`` of self-attention, cross-attention and feed-forward of every block, before their gates.
+
+    They are sampled while a computed call runs (`open`, `keep` for each, `commit`) and predicted one by one, by the
+    path of the module. Samples are copies; the memory is ``3 * blocks * (order + 1)`` hidden states.
+    """
+
+    def __init__(self, schedule: StaticSchedule, order: int) -> None:
+        self._follower = Follower(schedule)
+        self._order = order
+        self._kept: dict[str, Differences] = {}
+        self._geometry: tuple[object, ...] = ()
+        self._at: int | None = None
+        """The step of the newest call whose samples are all there."""
+
+    def decide(self, step: Step, value: Any) -> Decision:
+        return self._follower.decide(step, self._at)
+
+    def forced(self, step: Step) -> None:
+        self._follower.forced(step)
+
+    def ready(self, value: Any) -> str:
+        if self._at is None:
+            return "nothing-cached"
+        return "" if _geometry(value) == self._geometry else "geometry-changed"
+
+    def open(self, hidden_states: torch.Tensor) -> None:
+        """A computed call begins with these hidden states. Until it is committed nothing can be predicted.
+
+        What an earlier call left in part, or for another geometry, is dropped.
+        """
+        geometry = _geometry(hidden_states)
+        if self._at is None or geometry != self._geometry:
+            self._kept.clear()
+        self._geometry, self._at = geometry, None
+
+    def keep(self, path: str, step: Step, output: torch.Tensor) -> None:
+        """One sample: the output of the module at ``path``. A copy is kept."""
+        self._kept.setdefault(path, Differences(self._order)).add(step.index, output.detach().clone())
+
+    def commit(self, step: Step, value: Any, output: torch.Tensor) -> None:
+        """The computed call is done, and every sample of it is there."""
+        self._at = step.index
+
+    def predict(self, step: Step, value: Any) -> torch.Tensor:
+        """The output at a later step of the module at the path ``value``. The caller may write to it."""
+        sequence = self._kept.get(value)
+        if sequence is None:
+            raise RuntimeError(f"{value} is called at step {step.index} and was not at step {self._at}")
+        predicted = sequence.continued(step.index)
+        return predicted if len(sequence.held()) > 1 else predicted.clone()
+
+    def held(self) -> Iterable[torch.Tensor]:
+        return tuple(tensor for sequence in self._kept.values() for tensor in sequence.held())
+
+
+def _geometry(hidden_states: torch.Tensor) -> tuple[object, ...]:
+    return tuple(hidden_states.shape), hidden_states.dtype, hidden_states.device

@@ -1,0 +1,5 @@
+from wf_core.testing import FeatureCacheConformance
+
+
+class TestConformance(FeatureCacheConformance):
+    plugin = "wf_plugin_cache_taylorseer"
