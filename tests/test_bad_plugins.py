@@ -266,11 +266,11 @@ def test_wf_check_in_a_process_of_its_own(site):
 
 
 def test_wf_check_of_what_is_only_declared(capsys):
-    code, out, err = _wf(capsys, "check", "cache-taylorseer", "--json")
+    code, out, err = _wf(capsys, "check", "execution-compile", "--json")
     told = json.loads(out)
     assert (code, told["implemented"], told["conforms"]) == (2, False, False)
     assert {check["state"] for check in told["checks"]} <= {"passed", "not applicable"}
-    assert err == "wf: cache-taylorseer is not implemented: only its manifest was checked\n"
+    assert err == "wf: execution-compile is not implemented: only its manifest was checked\n"
 
 
 def test_wf_check_of_a_default_outside_its_own_range(site, capsys):

@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 PACKAGES: list[str] = SETTINGS["root_packages"]
-PLUGINS = [name for name in PACKAGES if name != "wf_core"]
+PLUGINS = [name for name in PACKAGES if name.startswith("wf_plugin_")]
+LIBRARIES = [name for name in PACKAGES if name.startswith("wf_lib_")]
 TORCH_FREE = next(contract for contract in SETTINGS["contracts"] if contract["id"] == "torch-free")
 HEAVY: list[str] = TORCH_FREE["forbidden_modules"]
 DOOR = {"wf_core.api"}
@@ -76,7 +77,7 @@ def _at_import_time() -> grimp.ImportGraph:
     return eager
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize("plugin", [*PLUGINS, *LIBRARIES])
 def test_plugin_enters_the_core_by_one_door(graph: grimp.ImportGraph, plugin: str) -> None:
     entered = {
         imported
@@ -98,13 +99,28 @@ def test_plugin_knows_no_other_plugin(graph: grimp.ImportGraph, plugin: str) -> 
     assert imported & strangers == set()
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_library_of_plugins_knows_no_plugin(graph: grimp.ImportGraph, library: str) -> None:
+    imported = {
+        name.split(".")[0]
+        for module in {library} | graph.find_descendants(library)
+        for name in graph.find_modules_directly_imported_by(module)
+    }
+    assert imported & {*PLUGINS, *LIBRARIES} <= {library}
+
+
+def test_every_library_is_listed() -> None:
+    """What is not among the root packages is not looked at by any rule."""
+    assert sorted(path.name for path in ROOT.glob("plugins/*/src/wf_lib_*")) == sorted(LIBRARIES)
+
+
 def test_core_knows_no_plugin(graph: grimp.ImportGraph) -> None:
     imported = {
         name.split(".")[0]
         for module in {"wf_core"} | graph.find_descendants("wf_core")
         for name in graph.find_modules_directly_imported_by(module)
     }
-    assert imported & set(PLUGINS) == set()
+    assert imported & {*PLUGINS, *LIBRARIES} == set()
 
 
 @pytest.mark.parametrize(

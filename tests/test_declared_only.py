@@ -32,23 +32,23 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("untouched")
 def test_a_session_with_a_declared_feature_is_refused(host: Host) -> None:
     pipe = models.p1()
-    plan = host.resolve(pipe, {"taylorseer": True, "attention_backend": "sdpa"})
-    assert plan.not_activatable == ("taylorseer",)
-    for request in (plan, {"taylorseer": True, "attention_backend": "sdpa"}):
+    plan = host.resolve(pipe, {"compile": True, "attention_backend": "sdpa"})
+    assert plan.not_activatable == ("compile",)
+    for request in (plan, {"compile": True, "attention_backend": "sdpa"}):
         with pytest.raises(
-            Refused, match="taylorseer of cache-taylorseer cannot be activated: not implemented"
+            Refused, match="compile of execution-compile cannot be activated: not implemented"
         ) as e:
             host.session(pipe, request)
-        assert violations(e) == [("WF-P002", ("taylorseer", "taylorseer"))]
+        assert violations(e) == [("WF-P002", ("compile", "compile"))]
 
 
 @pytest.mark.usefixtures("untouched")
 def test_every_declared_feature_is_named(host: Host) -> None:
     with pytest.raises(Refused) as refused:
-        host.session(models.p1(), {"taylorseer": True, "deterministic": True})
+        host.session(models.p1(), {"compile": True, "deterministic": True})
     assert sorted(violations(refused)) == [
+        ("WF-P002", ("compile", "compile")),
         ("WF-P002", ("deterministic", "deterministic")),
-        ("WF-P002", ("taylorseer", "taylorseer")),
     ]
 
 
@@ -94,7 +94,7 @@ def wf(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["-s", "taylorseer=true"], "WF-P002 taylorseer of cache-taylorseer cannot be activated"),
+        (["-s", "compile=true"], "WF-P002 compile of execution-compile cannot be activated"),
         (["-s", "attention_backend=flash2"], "WF-A020"),
         ([], ""),
     ],
@@ -112,7 +112,7 @@ def test_wf_run_is_refused_before_weights_are_read(tmp_path: Path, settings: lis
 
 
 def test_wf_resolve_judges_and_says_that_it_cannot_be_activated(tmp_path: Path) -> None:
-    asked = ("resolve", "wan2.1-t2v-1.3b", "-s", "taylorseer=true", "--device", "h200")
+    asked = ("resolve", "wan2.1-t2v-1.3b", "-s", "compile=true", "--device", "h200")
     answer = json.loads(wf(*asked, "--json", cwd=tmp_path).stdout)
-    assert (answer["legal"], answer["not_activatable"]) == (True, ["taylorseer"])
-    assert "judged only, cannot be activated: taylorseer" in wf(*asked, cwd=tmp_path).stdout
+    assert (answer["legal"], answer["not_activatable"]) == (True, ["compile"])
+    assert "judged only, cannot be activated: compile" in wf(*asked, cwd=tmp_path).stdout

@@ -158,7 +158,7 @@ def test_one_value_by_two_names_of_a_key_is_no_clash(request_: dict[str, Any]) -
 
 
 def test_what_is_refused_for_being_untested_says_what_refuses_it() -> None:
-    request = {"profile": "official", "taylorseer": True, "sp_degree": 2}
+    request = {"profile": "official", "cuda_graph": True, "cfg_parallel": 2}
     with pytest.raises(Refused) as refused:
         judge({"model": "wan2.1-t2v-1.3b", "world": 2}, request, {})
     untested = [v for v in refused.value.refusal.violations if v.level == "untested"]

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from cache_peers import block_taylor, counting_blocks, dbcache, first_block, mag
 from wf_core import Host
 from wf_core.checkpoints import load_quietly
 from wf_core.comparing.batches import Batch, batches
-from wf_core.comparing.measures import measure
+from wf_core.comparing.measures import Measures, measure
 from wf_core.comparing.outcome import Comparison, Row, Side
 from wf_core.comparing.runs import Bench, Output
 from wf_core.comparing.sweep import (
@@ -48,10 +48,10 @@ DIRECTIONS = ("left", "right", "up", "down")
 def peers(ratios: Sequence[float], steps: int) -> dict[str, tuple[str, Any]]:
     """Each peer's name, which of our features runs the same algorithm, and how it is turned on."""
     found: dict[str, tuple[str, Any]] = {}
-    for threshold in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3):
+    for threshold in (0.05, 0.1, 0.15):
         found[f"diffusers FirstBlockCache(threshold={threshold})"] = ("firstblock", first_block(threshold))
         found[f"cache-dit DBCache(F1B0, W4, threshold={threshold})"] = ("firstblock", dbcache(threshold))
-    for threshold in (0.05, 0.1, 0.2):
+    for threshold in (0.05, 0.1):
         found[f"cache-dit DBCache(F2B2, W4, threshold={threshold})"] = (
             "dualblock",
             dbcache(threshold, front=2, tail=2),
@@ -61,10 +61,10 @@ def peers(ratios: Sequence[float], steps: int) -> dict[str, tuple[str, Any]]:
             dbcache(threshold, taylor=True),
         )
     if ratios:
-        for threshold, most in ((0.06, 2), (0.12, 2), (0.12, 4), (0.24, 6)):
+        for threshold, most in ((0.12, 2), (0.24, 6)):
             turn_on = mag(threshold, most, ratios)
             found[f"diffusers MagCache(threshold={threshold}, K={most})"] = ("magcache", turn_on)
-    for interval in (2, 3, 4):
+    for interval in (3, 4):
         found[f"diffusers TaylorSeer lite(interval={interval})"] = ("taylorseer", taylor(interval, 3))
         found[f"diffusers TaylorSeer branches(interval={interval})"] = (
             "blocktaylorseer",
@@ -81,55 +81,65 @@ def prompts(count: int) -> list[str]:
     ]
 
 
+PAIRS: list[tuple[tuple[str, int], Output, Output, int]] = []
+"""What is to be measured when every run is done: prompt and seed, the plain run, the other, and the clip's number."""
+
+
 class Judge:
-    """Measures clips in other processes, while the device goes on with the next run."""
+    """Measures clips after all runs, in forked processes: while something is timed, nothing else runs."""
 
     def __init__(self, scorer: Any) -> None:
         self._scorer = scorer
-        self._pool = ProcessPoolExecutor(mp_context=get_context("spawn"))
+        self._scores: list[tuple[Any, Any]] = []
 
-    def rows(self, batch: Batch, plain: Output, other: Output) -> list[Future[Row]]:
-        """One row per prompt, to come."""
-        scores, plain_scores = (
+    def note(self, batch: Batch, plain: Output, other: Output) -> range:
+        """The numbers of the rows to come."""
+        start = len(PAIRS)
+        PAIRS.extend(((prompt, batch.seed + i), plain, other, i) for i, prompt in enumerate(batch.prompts))
+        scores = [
             self._scorer(batch.prompts, torch.from_numpy(output.clips))
             if self._scorer
             else [None] * len(batch.prompts)
             for output in (other, plain)
-        )
-        return [
-            self._pool.submit(
-                one_row,
-                (batch.prompts[i], batch.seed + i),
-                (plain.clips[i], other.clips[i]),
-                None
-                if plain.latents is None or other.latents is None
-                else (plain.latents[i].numpy(), other.latents[i].numpy()),
-                (scores[i], plain_scores[i]),
-            )
-            for i in range(len(batch.prompts))
         ]
+        self._scores += zip(*scores, strict=True)
+        return range(start, len(PAIRS))
+
+    def rows(self) -> list[Row]:
+        """Every row."""
+        with get_context("fork").Pool(os.cpu_count()) as pool:
+            measures = pool.map(measure_pair, range(len(PAIRS)), chunksize=4)
+        rows = [
+            Row(*pair[0], found, *scores)
+            for pair, found, scores in zip(PAIRS, measures, self._scores, strict=True)
+        ]
+        PAIRS.clear()
+        self._scores.clear()
+        return rows
 
 
-def one_row(named: Any, clips: Any, latents: Any, scores: Any) -> Row:
-    """One prompt's measures."""
-    pair = None if latents is None else (torch.from_numpy(latents[0]), torch.from_numpy(latents[1]))
-    return Row(*named, measure(*clips, pair, {}), *scores)
+def measure_pair(number: int) -> Measures:
+    """One clip beside the plain one."""
+    torch.set_num_threads(1)
+    _, plain, other, i = PAIRS[number]
+    pair = None if plain.latents is None or other.latents is None else (plain.latents[i], other.latents[i])
+    return measure(plain.clips[i], other.clips[i], pair, {})
 
 
 @attrs.define(eq=False)
 class Found:
-    """A comparison whose measures are still being made."""
+    """A comparison whose clips are still to be measured."""
 
     request: Mapping[str, Any]
-    rows: list[Future[Row]]
+    rows: list[int]
     plain: Side
     side: Side
     report: Any
 
-    def wait(self) -> Comparison:
+    def with_rows(self, rows: Sequence[Row]) -> Comparison:
         """The comparison."""
-        rows = tuple(row.result() for row in self.rows)
-        return Comparison(self.request, rows, self.plain, self.side, self.report)
+        own = tuple(rows[number] for number in self.rows)
+        return Comparison(self.request, own, self.plain, self.side, self.report)
 
 
 def run_ours(bench: Bench, plan: Any, todo: Sequence[Batch], plains: Sequence[Output], judge: Judge) -> Found:
@@ -139,7 +149,7 @@ def run_ours(bench: Bench, plan: Any, todo: Sequence[Batch], plains: Sequence[Ou
         output = bench.accelerated(plan, batch)
         found.plain, found.side = found.plain.with_(plain), found.side.with_(output)
         found.report = found.report or output.report
-        found.rows += judge.rows(batch, plain, output)
+        found.rows += judge.note(batch, plain, output)
     return found
 
 
@@ -158,7 +168,7 @@ def run_peer(
             output = subject.plain(batch, warm=True)
         output = attrs.evolve(output, forwards=float(len(ran)))
         found.plain, found.side = found.plain.with_(plain), found.side.with_(output)
-        found.rows += judge.rows(batch, plain, output)
+        found.rows += judge.note(batch, plain, output)
     return found
 
 
@@ -248,21 +258,25 @@ def main() -> None:
         for batch in todo:  # a whole run first: what is made once is made before anything is timed
             bench.plain(batch, warm=False)
         plains = [bench.plain(batch, warm=True) for batch in todo]
-        started = [(one, run_ours(bench, one.plan, todo, plains, judge)) for one in chosen]
-        rows = [row_of(one.feature, found.wait(), place) for one, found in started]
+        ours = [(one, run_ours(bench, one.plan, todo, plains, judge)) for one in chosen]
+        beside = [
+            (title, like, run_peer(bench, turn_on, todo, plains, judge))
+            for title, (like, turn_on) in ({} if given.no_peers else peers(ratios, steps)).items()
+        ]
+        print(f"{steps} steps: {len(ours) + len(beside)} settings ran", flush=True)
+        measured = judge.rows()
+        rows = [row_of(one.feature, found.with_rows(measured), place) for one, found in ours]
+        told = [
+            peer_row(title, like, found.with_rows(measured), place, call) for title, like, found in beside
+        ]
         for one in skipped:
             print("skipped", one.to_json())
-        show(rows)
+        show([*rows, *told])
         table["rows"] = merge_rows(table["rows"], rows)
-        if not given.no_peers:
-            beside = [
-                (title, like, run_peer(bench, turn_on, todo, plains, judge))
-                for title, (like, turn_on) in peers(ratios, steps).items()
-            ]
-            told = [peer_row(title, like, found.wait(), place, call) for title, like, found in beside]
-            show(told)
-            new = {peer_key(row) for row in told}
-            table["peers"] = [*(row for row in table["peers"] if peer_key(row) not in new), *told]
+        new = {peer_key(row) for row in told}
+        table["peers"] = [*(row for row in table["peers"] if peer_key(row) not in new), *told]
+        if given.table is not None:
+            given.table.write_text(json.dumps(table, indent=1) + "\n")
     table["best"] = best_of(table["rows"], place, defaults)
     print("best", json.dumps(table["best"], indent=1))
     if given.table is not None:

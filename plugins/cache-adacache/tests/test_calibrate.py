@@ -11,7 +11,7 @@ from adacache_fakes import Driver, start
 from support import models
 from wf_core import Host
 from wf_core.api import BadInput, Facts
-from wf_core.cli.calibrate import calibrate
+from wf_core.testing import load_pipeline
 from wf_plugin_cache_adacache.calibrate import AdaCacheCalibrator
 from wf_plugin_cache_adacache.settings import settle
 
@@ -130,17 +130,18 @@ def test_changes_that_are_not_finite_are_counted_and_left_out():
 
 
 def test_tiny_wan_can_be_calibrated_and_the_file_used(tmp_path):
-    """What ``wf calibrate adacache tiny-wan`` does, on a short call."""
+    """What the command does with the calibrator, on a short call."""
     host = Host.discover()
     call = {"height": 64, "width": 64, "num_frames": 5, "num_inference_steps": 10, "guidance_scale": 3.0}
-    found = calibrate(host, "adacache", "tiny-wan", ["a red 3 moving left"], call, 0, "float32", "cpu")
+    pipe = models.quiet(load_pipeline(host.model_directory("tiny-wan")))
+    subject = AdaCacheCalibrator({}, host.facts("tiny-wan"))
+    with host.session(pipe, {}, extra={"calibrator": subject}) as session:
+        session.pipe(prompt="a red 3 moving left", output_type="latent", **call)
+    found = subject.result()
     assert found["spread"]["points"] == 2 * 9
-    assert (found["model"], found["num_inference_steps"]) == ("tiny-wan", 10)
+    assert found["num_inference_steps"] == 10
     path = tmp_path / "own.json"
     path.write_text(json.dumps(found, allow_nan=False))
-    from wf_core.checkpoints import load_pipeline
-
-    pipe = models.quiet(load_pipeline(host.model_directory("tiny-wan")))
     with host.session(pipe, {"adacache": {"preset": str(path)}}) as session:
         session.pipe(prompt="a red 3 moving left", output_type="latent", **call)
         evidence = session.report["effective"]["adacache"]["evidence"]

@@ -10,8 +10,7 @@ import torch
 from support import models
 from support.counting import BlockCalls
 from wf_core import Host
-from wf_core.checkpoints import load_pipeline
-from wf_core.testing import fingerprint
+from wf_core.testing import fingerprint, load_pipeline
 
 EVERY_OTHER = {"adacache": {"thresholds": [1.0], "rates": [2]}}
 """Computes steps 0, 1, 3, 5 ... and the last."""

@@ -570,7 +570,7 @@ def test_a_skipped_call_that_raises_in_a_block_that_always_runs(variant):
 
 
 def test_a_block_outside_of_a_call_is_left_alone():
-    from wf_core.testing.driving import Site
+    from wf_core.api import Site
 
     cache = make("firstblock")
     x = value()

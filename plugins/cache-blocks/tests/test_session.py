@@ -10,8 +10,7 @@ import torch
 from support import models
 from support.counting import BlockCalls
 from wf_core import Refused
-from wf_core.checkpoints import load_pipeline
-from wf_core.testing import host_of
+from wf_core.testing import host_of, load_pipeline
 
 BRANCHES = ("cond", "uncond")
 FEATURES = {

@@ -11,7 +11,7 @@ import torch
 from support import models
 from support.counting import BlockCalls
 from wf_core import Host, Refused
-from wf_core.checkpoints import load_pipeline
+from wf_core.testing import load_pipeline
 
 HALF = {"cfg_gate_step": 0.5}
 TEACACHE = {"feature_cache": {"algorithm": "teacache", "coefficients": [1.0, 0.0], "threshold": 10.0}}

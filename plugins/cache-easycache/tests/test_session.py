@@ -11,7 +11,7 @@ import torch
 from support import models
 from support.counting import BlockCalls
 from wf_core import Host
-from wf_core.checkpoints import load_pipeline
+from wf_core.testing import load_pipeline
 
 SKIPPING = {"feature_cache": {"algorithm": "easycache", "threshold": 10.0, "first": 1, "last": 1}}
 NEVER = {"feature_cache": {"algorithm": "easycache", "threshold": 0.0, "first": 0, "last": 0}}

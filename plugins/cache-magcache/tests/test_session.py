@@ -11,7 +11,7 @@ from support import models
 from support.counting import BlockCalls
 from wf_core import Host, Refused
 from wf_core.api import BadInput
-from wf_core.checkpoints import load_quietly
+from wf_core.testing import load_pipeline
 
 RATIOS = [1.0, *[0.99] * 7]
 ASKED = {"magcache": {"ratios": RATIOS, "threshold": 1.0, "retention_ratio": 0.0}}
@@ -185,7 +185,7 @@ def test_bf16(host):
 
 @pytest.fixture(scope="module")
 def tiny(host):
-    return models.quiet(load_quietly(host.model_directory("tiny-wan"), "float32", "cpu"))
+    return models.quiet(load_pipeline(host.model_directory("tiny-wan")))
 
 
 def tiny_call(**changes):

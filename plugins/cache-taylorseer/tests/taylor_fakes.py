@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from wf_core.api import Site
-from wf_core.testing.driving import CacheDriver
+from wf_core.testing import CacheDriver
 from wf_plugin_cache_taylorseer.blocks import BlockTaylorSeer
 from wf_plugin_cache_taylorseer.stack import TaylorSeer
 

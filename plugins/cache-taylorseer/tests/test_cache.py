@@ -11,6 +11,7 @@ from taylor_fakes import BLOCKS, KINDS, Driver, cache, changing
 
 from wf_plugin_cache_taylorseer.blocks import BlockTaylorSeer
 from wf_plugin_cache_taylorseer.memory import kept_bytes
+from wf_plugin_cache_taylorseer.stack import TaylorSeer
 
 both = pytest.mark.parametrize("kind", KINDS)
 PER_HIDDEN_STATE = {"taylorseer": 1, "blocktaylorseer": 3 * BLOCKS}
@@ -438,3 +439,10 @@ def test_as_many_tensors_are_counted_as_there_are_computed_steps():
     (reason,) = refusal(order=3, total=3)
     assert "2 tensors" in reason
     assert refusal(total=2) == []
+
+
+def test_the_interval_may_start_at_a_later_step():
+    player = Driver(TaylorSeer(3, first=3, last=0, start=1))
+    player.begin(player.view(12))
+    outputs(player, inputs(12))
+    assert player.computed() == [0, 1, 2, 4, 7, 10]

@@ -13,8 +13,7 @@ from taylor_fakes import KINDS
 
 from support import models
 from wf_core import Refused
-from wf_core.checkpoints import load_pipeline
-from wf_core.testing import seeded
+from wf_core.testing import load_pipeline, seeded
 
 both = pytest.mark.parametrize("kind", KINDS)
 recipes = pytest.mark.parametrize("recipe", models.RECIPES)

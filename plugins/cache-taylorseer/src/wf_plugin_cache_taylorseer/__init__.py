@@ -20,4 +20,4 @@ def wf_feature_cache(feature: str, options: Mapping[str, Any], facts: Facts) -> 
         return BlockTaylorSeer(tuple(options["pattern"]), **common)
     from wf_plugin_cache_taylorseer.stack import TaylorSeer
 
-    return TaylorSeer(options["interval"], **common)
+    return TaylorSeer(options["interval"], start=options["start"], **common)

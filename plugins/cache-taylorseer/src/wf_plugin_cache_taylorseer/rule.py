@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 
 def on_interval(index: int, interval: int) -> str:
-    """Step ``index`` (from 0) is computed when it is a multiple of ``interval`` (at least 1)."""
+    """A step is computed when its number, counted from where the interval starts, is a multiple of ``interval``."""
     return "" if index % interval else "interval"
 
 

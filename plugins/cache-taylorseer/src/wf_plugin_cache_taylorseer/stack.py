@@ -15,18 +15,21 @@ if TYPE_CHECKING:
 class TaylorSeer(ScheduledCache):
     """Keeps ``order + 1`` tensors ``[B, L, D]`` for each expert and branch, in the blocks' dtype."""
 
-    def __init__(self, interval: int, order: int = 1, first: int = 1, last: int = 1) -> None:
+    def __init__(
+        self, interval: int, order: int = 1, first: int = 1, last: int = 1, start: int = 0
+    ) -> None:
         super().__init__(order)
         self._interval = interval
+        self._start = start
         self._window = Window(first, last)
         self._shown: dict[str, object] = {}
 
     def schedule(self, run: RunView, branch: str) -> StaticSchedule | None:
         if not run.num_inference_steps:
             return None
-        window, interval = self._window, self._interval
+        window, interval, start = self._window, self._interval, self._start
         return StaticSchedule.of(
-            run, lambda forced: scheduled(run, window, lambda index: on_interval(index, interval), forced)
+            run, lambda forced: scheduled(run, window, lambda index: on_interval(index - start, interval), forced)
         )
 
     def begin(self, run: RunView) -> None:

@@ -1,4 +1,4 @@
-"""What a plugin's tests may import beside ``wf_core.api``: conformance classes, hosts, benches, parts of a session.
+"""What a plugin's tests may import beside ``wf_core.api``: conformance classes, hosts, benches, pipelines, parts of a session.
 
 The conformance classes need pytest (``wf-core[testing]``); nothing is imported before it is used.
 """
@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wf_core.checkpoints import load_pipeline
     from wf_core.facts.model import facts_from_directory, facts_from_pipeline
     from wf_core.isolation.copying import copy_module, copy_pipeline
     from wf_core.isolation.fingerprint import fingerprint
@@ -47,6 +48,7 @@ __all__ = [
     "facts_from_pipeline",
     "fingerprint",
     "host_of",
+    "load_pipeline",
     "seeded",
 ]
 
@@ -62,6 +64,7 @@ _HOME = {
     "facts_from_pipeline": "facts.model",
     "fingerprint": "isolation.fingerprint",
     "host_of": "testing.hosts",
+    "load_pipeline": "checkpoints",
     "seeded": "model.bench",
 }
 
