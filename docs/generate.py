@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from pages import (
     api,
+    caches,
     conformance,
     kinds,
     known_switches,
@@ -30,6 +31,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/authors/conformance.md": conformance.page,
     "docs/authors/manifest.md": manifest.page,
     **kinds.pages(),
+    "docs/caches.md": caches.page,
     "docs/models.md": models.page,
     "docs/plugins.md": plugins.page,
     "docs/rules.md": rules.page,

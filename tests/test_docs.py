@@ -38,7 +38,7 @@ def left_out(names: Any, name: str) -> list[str]:
 def ours(host: Host) -> list[PluginRecord]:
     """The installed plugins that are of this repository."""
     records = [r for r in host.plugins if Path(r.location).resolve().is_relative_to(ROOT) and r.manifest]
-    assert len(records) == len([*ROOT.glob("plugins/*/src"), *ROOT.glob("wf_plugin_*/src")])
+    assert len(records) == len([*ROOT.glob("plugins/*/src/wf_plugin_*"), *ROOT.glob("wf_plugin_*/src")])
     return records
 
 

@@ -226,9 +226,15 @@ def main() -> None:
     parser.add_argument(
         "--ratios", type=Path, help="a magcache preset, whose ratios diffusers' MagCache gets"
     )
+    parser.add_argument("--peer", action="append", default=[], help="only peers whose name has this in it")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument(
-        "--try", type=Path, dest="tried", help="a JSON list of requests, in place of the declared ones"
+        "--try",
+        type=Path,
+        nargs="+",
+        dest="tried",
+        default=[],
+        help="JSON lists of requests, one for each of --steps, in place of the declared ones",
     )
     parser.add_argument("--table", type=Path)
     given = parser.parse_args()
@@ -246,22 +252,30 @@ def main() -> None:
     if given.table is not None and given.table.exists():
         table |= json.loads(given.table.read_text())
     ratios = json.loads(given.ratios.read_text())["presets"][0]["ratios_cond"] if given.ratios else []
-    for steps in given.steps:
+    for number, steps in enumerate(given.steps):
         keys = ("height", "width", "num_frames", "guidance_scale")
         call = {key: defaults[key] for key in keys} | {"num_inference_steps": steps}
         bench = Bench(host, pipe, call)
         facts = {"device.type": given.device.partition(":")[0]}
         if given.tried:
-            chosen, skipped = asked(host, given.model, json.loads(given.tried.read_text()), call, facts)
+            chosen, skipped = asked(
+                host, given.model, json.loads(given.tried[number].read_text()), call, facts
+            )
         else:
             chosen, skipped = settings(host, given.model, {}, given.feature, run=call, facts=facts)
         for batch in todo:  # a whole run first: what is made once is made before anything is timed
             bench.plain(batch, warm=False)
         plains = [bench.plain(batch, warm=True) for batch in todo]
-        ours = [(one, run_ours(bench, one.plan, todo, plains, judge)) for one in chosen]
+        ours = []
+        for one in chosen:
+            try:
+                ours.append((one, run_ours(bench, one.plan, todo, plains, judge)))
+            except Refused as refused:  # a schedule that a preset does not fit is refused when the run begins
+                skipped.append(Skipped(one.feature, one.plan.request_dict(), first_reason(refused)))
         beside = [
             (title, like, run_peer(bench, turn_on, todo, plains, judge))
             for title, (like, turn_on) in ({} if given.no_peers else peers(ratios, steps)).items()
+            if not given.peer or any(part in title for part in given.peer)
         ]
         print(f"{steps} steps: {len(ours) + len(beside)} settings ran", flush=True)
         measured = judge.rows()

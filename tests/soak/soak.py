@@ -37,7 +37,7 @@ class Soak:
     def __init__(self) -> None:
         import torch
 
-        from support.plans import random_requests
+        from support.plans import covering, random_requests, trials
         from wf_core import Host
         from wf_plugin_wan.trial import bench
 
@@ -49,7 +49,7 @@ class Soak:
         distinct = {
             json.dumps(request, sort_keys=True): request for request in itertools.islice(drawn, 4 * PLANS)
         }
-        self.requests = list(distinct.values())[:PLANS]
+        self.requests = covering(distinct.values(), PLANS, trials(self.host, self.pipe))
         self.alone = [self.run(request)[0] for request in self.requests]
         self.wrong: list[str] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from wf_core import Host, Refused
@@ -40,3 +40,17 @@ def random_requests(host: Host, base: Any, seed: int) -> Iterator[dict[str, Any]
             if not request.keys() & trial.keys() and legal(host, base, {**request, **trial}):
                 request |= trial
         yield request
+
+
+def covering(
+    requests: Iterable[dict[str, Any]], count: int, choices: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The first ``count`` of the requests, and of the others those that ask for a feature that none before has."""
+    missing, kept = list(choices), []
+    for request in requests:
+        left = [trial for trial in missing if not trial.items() <= request.items()]
+        if len(kept) < count or len(left) < len(missing):
+            kept.append(request)
+            missing = left
+    assert not missing, f"in no plan: {missing}"
+    return kept

@@ -131,3 +131,14 @@ def test_the_last_step_may_be_forced():
 
 def test_an_error_that_is_no_number_computes():
     assert computed(decide([1.0, math.nan, 0.99], 1, 1.0, 5)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "threshold", "max_skip", "skipped"),
+    [(30, 0.04, 2, 7), (30, 0.12, 2, 13), (30, 0.24, 4, 17), (50, 0.12, 2, 22), (50, 0.24, 4, 28)],
+)
+def test_the_schedules_whose_quality_the_readme_tells(steps, threshold, max_skip, skipped):
+    for branch in BRANCHES:
+        ratios = interpolated(arrays("tiny-wan")[branch], steps)
+        options = {"threshold": threshold, "max_skip": max_skip, "retention_ratio": 0.2}
+        assert steps - len(schedule(ratios, options)) == skipped

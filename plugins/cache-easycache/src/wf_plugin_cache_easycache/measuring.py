@@ -53,9 +53,13 @@ class Measurement:
         self._sum = torch.zeros_like(self._size)
 
     def held(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of the latent's size that are kept now: two after a computed step, three after a skipped one."""
-        kept = (self._latent, self._output)
-        return kept if self._before is self._latent else (*kept, self._before)
+        """What is kept now: the numbers, and two tensors of the latent's size, three after a skipped step."""
+        kept = [self._latent, self._output, self._size, self._sum]
+        if self._before is not self._latent:
+            kept.append(self._before)
+        if self._rate is not None:
+            kept.append(self._rate)
+        return tuple(kept)
 
 
 def _size(tensor: torch.Tensor, older: torch.Tensor | None = None) -> torch.Tensor:

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 class TaylorSeer(ScheduledCache):
     """Keeps ``order + 1`` tensors ``[B, L, D]`` for each expert and branch, in the blocks' dtype."""
 
-    def __init__(
-        self, interval: int, order: int = 1, first: int = 1, last: int = 1, start: int = 0
-    ) -> None:
+    def __init__(self, interval: int, order: int = 1, first: int = 1, last: int = 1, start: int = 0) -> None:
         super().__init__(order)
         self._interval = interval
         self._start = start
@@ -29,7 +27,8 @@ class TaylorSeer(ScheduledCache):
             return None
         window, interval, start = self._window, self._interval, self._start
         return StaticSchedule.of(
-            run, lambda forced: scheduled(run, window, lambda index: on_interval(index - start, interval), forced)
+            run,
+            lambda forced: scheduled(run, window, lambda index: on_interval(index - start, interval), forced),
         )
 
     def begin(self, run: RunView) -> None:

@@ -1,4 +1,4 @@
-"""What a plugin's tests may import beside ``wf_core.api``: conformance classes, hosts, benches, pipelines, parts of a session.
+"""What a plugin's tests may import beside ``wf_core.api``: conformance, hosts, benches, pipelines, parts of a session.
 
 The conformance classes need pytest (``wf-core[testing]``); nothing is imported before it is used.
 """
