@@ -32,7 +32,6 @@ def test_a_window_says_why() -> None:
     assert [window.reason(i, 6) for i in range(6)] == ["first-steps"] * 2 + [""] * 3 + ["last-steps"]
     assert [window.reason(i, 0) for i in (0, 2)] == ["first-steps", "unknown-steps"]
     assert Window(1, 0).reason(1, 0) == "", "without last steps their place does not matter"
-    assert (window.free(6), window.free(2)) == (3, 0)
 
 
 def test_a_distance_is_per_sample_and_the_worst_decides() -> None:

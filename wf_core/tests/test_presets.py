@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import save_file
@@ -18,7 +20,7 @@ def write(path: Path, **changes: object) -> Path:
 
 
 def test_a_preset_file_is_read(tmp_path: Path) -> None:
-    assert read_preset(write(tmp_path / "p.json"), "mine")["numbers"] == [1.0]
+    assert read_preset(write(tmp_path / "p.json"), "mine", dict)["numbers"] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_what_is_no_preset_is_one_line_that_names_the_file(tmp_path: Path, text:
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(BadInput, match=says) as error:
-        read_preset(path, "mine")
+        read_preset(path, "mine", dict)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -46,7 +48,25 @@ def test_a_folder_and_a_pipe_are_no_preset_and_are_not_waited_for(tmp_path: Path
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "nothing"):
         with pytest.raises(BadInput, match="not there, or no regular file"):
-            read_preset(path, "mine")
+            read_preset(path, "mine", dict)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda data: data["other"], "cannot be used: it lacks 'other'"),
+        (lambda data: float(data["numbers"]), "cannot be used: float"),
+        (lambda data: data["numbers"].keys(), "cannot be used: 'list' object"),
+        (lambda data: float("one"), "cannot be used: could not convert"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line_that_names_the_file(
+    tmp_path: Path, build: Callable[[Any], Any], says: str
+) -> None:
+    with pytest.raises(BadInput, match=says) as error:
+        read_preset(write(tmp_path / "p.json"), "mine", build)
+    assert "p.json" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.fixture
@@ -72,6 +92,12 @@ def test_the_weights_of_the_folder_that_a_model_came_from_are_compared(checkpoin
     os.utime(weights, (1, 1))
     assert checkpoint_of(facts) != own, "read again when a file has changed"
     assert "measured on other weights" in why_lent("p", ["mine"], own, facts)
+
+
+def test_weights_that_are_gone_are_one_line_that_names_the_file(checkpoint: Path) -> None:
+    (checkpoint / "transformer" / "more.safetensors").symlink_to(checkpoint / "nothing")
+    with pytest.raises(BadInput, match=r"more\.safetensors: cannot be read"):
+        checkpoint_of(Facts.of({"model.directory": str(checkpoint)}, "test"))
 
 
 def test_weights_that_nobody_knows_are_not_compared(tmp_path: Path) -> None:

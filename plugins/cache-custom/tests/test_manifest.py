@@ -55,5 +55,6 @@ def test_a_signal_without_a_polynomial_and_two_polynomials_are_refused(manifest)
     assert unmet(manifest, "custom", both, model_id="wan2.1-t2v-1.3b") == ["WF-K043"]
 
 
-def test_it_is_declared_to_decide_on_each_rank_alone(manifest):
-    assert "rank-local-decision" in effects(manifest, "custom")
+def test_all_ranks_decide_alike(manifest):
+    assert {"rank-uniform-decision", "ranks-checked"} <= effects(manifest, "custom")
+    assert "rank-local-decision" not in effects(manifest, "custom")

@@ -1,4 +1,4 @@
-"""Makes the helper module beside the tests importable, and gives the fakes that most tests start from."""
+"""Makes the helper modules beside the tests importable."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,7 @@ def named(name: str) -> Preset:
 
 def in_file(path: Path, name: str) -> Preset:
     """A file written by ``wf calibrate adacache``; raises ``BadInput`` with one line."""
-    data = read_preset(path, FEATURE)
-    try:
-        return _preset(name, data)
-    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise BadInput(f"preset file {path} cannot be used: {what}") from None
+    return read_preset(path, FEATURE, partial(_preset, name))
 
 
 def _preset(name: str, data: Mapping[str, Any]) -> Preset:

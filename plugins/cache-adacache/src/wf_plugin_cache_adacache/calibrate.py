@@ -74,9 +74,6 @@ class AdaCacheCalibrator(Calibrator):
         super().end()
         self._forget()
 
-    def close(self) -> None:
-        self.end()
-
     def held_tensors(self) -> tuple[torch.Tensor, ...]:
         kept = (self._seen, *(branch.signal for branch in self._branches.values()))
         return tuple(tensor for tensor in kept if tensor is not None)

@@ -58,8 +58,6 @@ class BlocksState(CacheState):
     def decide(self, step: Step, value: torch.Tensor) -> Decision:
         """At the start of a call: whether any block may be skipped. ``verdicts`` then holds what is known of each."""
         self.verdicts = {}
-        if step.ambiguous:
-            return Decision(True, "ambiguous-identity")
         reason = self.ready(value)
         if reason:
             self._blocks, self._measured = {}, None

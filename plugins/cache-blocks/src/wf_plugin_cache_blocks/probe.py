@@ -79,8 +79,6 @@ class ProbeState(ResidualState):
         self._reference: torch.Tensor | None = None
 
     def decide(self, step: Step, value: Front) -> Decision:
-        if step.ambiguous:
-            return Decision(True, "ambiguous-identity")
         reason = self.ready(value) or self._settings.window.reason(step.index, step.total or self._steps)
         if reason or self._reference is None:
             return Decision(True, reason or "nothing-cached")

@@ -59,8 +59,6 @@ class EasyState(CacheState):
         self._kept_at = -1
 
     def decide(self, step: Step, value: Mapping[str, Any]) -> Decision:
-        if step.ambiguous:
-            return Decision(True, "ambiguous-identity")
         if self._turn.follows(step):
             self._measured = None
             return self._follow()

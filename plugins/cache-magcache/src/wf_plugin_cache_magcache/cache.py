@@ -51,7 +51,7 @@ class MagCache(ScheduledCache):
         }
         if settings.lent:
             shown["uncalibrated"] = settings.lent
-        planned = {branch: schedule for branch, schedule in self._schedules.items() if schedule is not None}
+        planned = self.schedules
         if not planned:
             return shown
         parts = segments(run, settings, "cond")

@@ -67,9 +67,6 @@ class MagCacheCalibrator(Calibrator):
         super().end()
         self._last.clear()
 
-    def close(self) -> None:
-        self.end()
-
     def held_tensors(self) -> tuple[torch.Tensor, ...]:
         return tuple(residual for _, residual in self._last.values())
 
@@ -80,7 +77,7 @@ class MagCacheCalibrator(Calibrator):
             self._last.clear()
             return
         self._place(step, step.total or run.num_inference_steps)
-        residual = (output.detach().float() - hidden_states.detach().float()).detach()
+        residual = (output.float() - hidden_states.float()).detach()
         before = self._last.get((step.expert, step.branch))
         if before is not None and before[0] == step.index - 1 and before[1].shape == residual.shape:
             self._changes[step.branch, step.index] += changes(residual, before[1])

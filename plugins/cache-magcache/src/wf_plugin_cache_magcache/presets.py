@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from wf_core.api import BadInput, read_preset
+from wf_core.api import read_preset
 
 SCHEMA = 1
 FEATURE = "magcache"
@@ -81,15 +81,14 @@ def catalogue() -> Catalogue:
 
 def read_file(path: str | os.PathLike[str]) -> Mapping[str, Preset]:
     """The presets in a file written by ``wf calibrate magcache``, by id; raises ``BadInput`` with one line."""
-    data = read_preset(path, FEATURE)
-    try:
-        found = {preset.id: preset for preset in map(_preset, data["presets"])}
-        if not found:
-            raise ValueError("it holds no preset")
-        return found
-    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise BadInput(f"preset file {path} cannot be used: {what}") from None
+    return read_preset(path, FEATURE, _by_id)
+
+
+def _by_id(data: Mapping[str, Any]) -> Mapping[str, Preset]:
+    found = {preset.id: preset for preset in map(_preset, data["presets"])}
+    if not found:
+        raise ValueError("it holds no preset")
+    return found
 
 
 def fault_of_ratios(cond: tuple[float, ...], uncond: tuple[float, ...], high_noise_steps: int) -> str:

@@ -67,10 +67,10 @@ class BlockTaylorSeer(ScheduledCache):
 
     def begin(self, run: RunView) -> None:
         super().begin(run)
-        self._shown = skips_of(self.schedule(run, "cond"))
+        self._shown = skips_of(self.planned(run, "cond"))
 
     def new_state(self, run: RunView, expert: str, branch: str) -> CacheState:
-        schedule = self.schedule(run, branch)
+        schedule = self.planned(run, branch)
         if schedule is None:
             return super().new_state(run, expert, branch)
         return Sequences(schedule, self.order)

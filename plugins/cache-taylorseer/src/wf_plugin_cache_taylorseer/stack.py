@@ -33,7 +33,7 @@ class TaylorSeer(ScheduledCache):
 
     def begin(self, run: RunView) -> None:
         super().begin(run)
-        self._shown = skips_of(self.schedule(run, "cond"))
+        self._shown = skips_of(self.planned(run, "cond"))
 
     def evidence(self) -> Mapping[str, object]:
         return dict(self._shown)

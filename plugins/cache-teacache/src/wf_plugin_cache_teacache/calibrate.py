@@ -70,9 +70,6 @@ class TeaCacheCalibrator(Calibrator):
         super().end()
         self._last.clear()
 
-    def close(self) -> None:
-        self.end()
-
     def held_tensors(self) -> tuple[torch.Tensor, ...]:
         return tuple(t for last in self._last.values() for t in (last.residual, *last.signals.values()))
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from wf_core.api import BadInput, read_preset
+from wf_core.api import read_preset
 
 SCHEMA = 1
 FEATURE = "teacache"
@@ -91,15 +91,14 @@ def catalogue() -> Catalogue:
 
 def read_file(path: Path) -> PresetFile:
     """A file written by ``wf calibrate teacache``; raises ``BadInput`` with one line."""
-    data = read_preset(path, FEATURE)
-    try:
-        presets = {preset.signal: preset for preset in map(_preset, data["presets"])}
-        if data["signal"] not in presets:
-            raise ValueError(f"it has no preset for its own signal {data['signal']!r}")
-        return PresetFile(presets, data["signal"])
-    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise BadInput(f"preset file {path} cannot be used: {what}") from None
+    return read_preset(path, FEATURE, _file)
+
+
+def _file(data: Mapping[str, Any]) -> PresetFile:
+    presets = {preset.signal: preset for preset in map(_preset, data["presets"])}
+    if data["signal"] not in presets:
+        raise ValueError(f"it has no preset for its own signal {data['signal']!r}")
+    return PresetFile(presets, data["signal"])
 
 
 def _preset(record: Mapping[str, Any]) -> Preset:

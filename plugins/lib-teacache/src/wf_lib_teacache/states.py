@@ -35,9 +35,6 @@ class LiveState(ResidualState):
 
     def decide(self, step: Step, value: Any) -> Decision:
         previous = self._signal
-        if step.ambiguous:
-            self._signal = None
-            return self._dense("ambiguous-identity")
         self._counters.add("host_syncs")
         self._signal = signal_at(self._run, self._expert, (solver_timestep(step),), self._settings.signal)
         reason = self._window.reason(step.index, step.total or self._run.num_inference_steps)

@@ -23,6 +23,9 @@ KIND = "feature-cache"
 PLACE, CALL = ("model", "device", "dtype"), ("num_inference_steps", "guidance_scale")
 KEY = (*PLACE, *CALL, "request")
 """What tells two rows of a table apart; a new row takes the place of an old one with the same."""
+MEASURED = ("psnr", "psnr_mean", "prompt_score", "plain_prompt_score")
+"""Numbers of a row, None where there is none."""
+MOST = 1e12
 HALF = 0.5
 """The share of the plain run's forwards that the best setting may compute at most."""
 
@@ -161,10 +164,33 @@ def meets_target(row: Mapping[str, Any]) -> bool:
 def check_table(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The rows of a table that is to be added to. Raises `BadInput` for what is none."""
     rows = table.get("rows", [])
-    needed = {*KEY, "steps_computed", "steps_total", "psnr", "prompt_score", "plain_prompt_score"}
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) and needed <= set(row) for row in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise BadInput('it is no table of a sweep: {"best": {...}, "rows": [...]}')
+    for number, row in enumerate(rows):
+        if wrong := fault_of_row(row):
+            raise BadInput(f"it is no table of a sweep: {wrong} in row {number}")
     return rows
+
+
+def fault_of_row(row: Mapping[str, Any]) -> str:
+    """What of a row from a file could be neither compared nor drawn; "" for nothing."""
+    needed = (*KEY, "feature", "steps_computed", "steps_total", *MEASURED)
+    if missing := [name for name in needed if name not in row]:
+        return f"no {missing[0]}"
+    texts = all(isinstance(row[name], str) for name in (*PLACE, "feature"))
+    counts = all(_is_number(row[name]) for name in ("steps_computed", "steps_total"))
+    others = all(row[name] is None or _is_number(row[name]) for name in (*CALL, *MEASURED))
+    if not texts or not counts or not others or not isinstance(row["request"], Mapping):
+        return "a value of another type"
+    if row["steps_total"] <= 0:
+        return "no forwards of the plain run"
+    pairs = (("psnr", "psnr_mean"), ("prompt_score", "plain_prompt_score"))
+    half = [other for one, other in pairs if (row[one] is None) != (row[other] is None)]
+    return f"half of a pair: {half[0]}" if half else ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
 
 
 def _key(row: Mapping[str, Any]) -> str:

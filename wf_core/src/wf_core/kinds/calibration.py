@@ -39,6 +39,9 @@ class Calibrator(Technique):
     def end(self) -> None:
         self._run = None
 
+    def close(self) -> None:
+        self.end()
+
     def _around(
         self, inner: Callable[[torch.Tensor], torch.Tensor], site: Site, hidden_states: torch.Tensor
     ) -> torch.Tensor:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wf_core.errors import BadInput
 
@@ -25,12 +25,26 @@ CHECKPOINT_HASH = "model.checkpoint_hash"
 DIRECTORY = "model.directory"
 ALLOW = "request.allow_uncalibrated"
 
+Built = TypeVar("Built")
 
-def read_preset(path: str | os.PathLike[str], feature: str) -> Mapping[str, Any]:
-    """The object in a preset file of a feature, at most 1 MiB. Raises ``BadInput`` with one line.
 
-    What is inside, beside ``feature`` and ``schema``, is the feature's own.
+def read_preset(
+    path: str | os.PathLike[str], feature: str, build: Callable[[Mapping[str, Any]], Built]
+) -> Built:
+    """What ``build`` makes of the object in a preset file of a feature. Raises ``BadInput`` with one line.
+
+    A file has at most 1 MiB. What is inside, beside ``feature`` and ``schema``, is the feature's own: ``build`` may fail
+    over a key that is not there, a value of another type, or with a ``ValueError`` that says what is wrong.
     """
+    data = _object_in(path, feature)
+    try:
+        return build(data)
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise BadInput(f"preset file {path} cannot be used: {what}") from None
+
+
+def _object_in(path: str | os.PathLike[str], feature: str) -> Mapping[str, Any]:
     if not os.path.isfile(path):
         raise BadInput(f"preset file {path} is not there, or no regular file")
     try:
@@ -57,6 +71,7 @@ def checkpoint_of(facts: Facts) -> str:
     """The hash of the checkpoint's weights, "" where it is not known.
 
     Read from the files where the model was loaded from a directory: once per process while they stay as they are.
+    Raises ``BadInput`` where one of them cannot be read.
     """
     known, directory = facts.get(CHECKPOINT_HASH), facts.get(DIRECTORY)
     if known or not directory:
@@ -68,7 +83,10 @@ def checkpoint_of(facts: Facts) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     return status.st_mtime_ns, status.st_size
 
 

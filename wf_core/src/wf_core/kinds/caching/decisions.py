@@ -60,7 +60,3 @@ class Window:
         if not total:
             return UNKNOWN_STEPS if self.last else ""
         return "last-steps" if index >= total - self.last else ""
-
-    def free(self, total: int) -> int:
-        """How many of ``total`` steps a rule decides about."""
-        return max(0, total - self.first - self.last)

@@ -1,8 +1,8 @@
 """What stands at the seam: asks one state per run, expert and branch, computes or predicts, counts, and releases.
 
-The order of checks is fixed here and the reason of every decision is recorded: ambiguous identity, nothing kept yet,
-another geometry; only then the algorithm's own rule. What an ambiguous call leaves is not kept, and what was kept is
-dropped: it could belong to another branch.
+The order of checks is fixed here and the reason of every decision is recorded: ambiguous identity; then the algorithm's
+own rule; and where that would skip, whether anything is kept yet, and of the same geometry. What an ambiguous call leaves
+is not kept, and what was kept is dropped: it could belong to another branch.
 """
 
 from __future__ import annotations
@@ -87,14 +87,18 @@ class FeatureCache(Technique, ABC):
         return self._states[key]
 
     def settle(self, state: CacheState, step: Step, value: Any) -> Decision:
-        """The state's decision, overridden where nothing can be predicted; fallbacks and cuts are counted."""
-        decision = state.decide(step, value)
-        forced = AMBIGUOUS if step.ambiguous else ""
-        if not decision.compute:
-            forced = forced or state.ready(value)
-        if forced:
-            state.forced(step)
-            decision = Decision(True, forced, decision.metric)
+        """The state's decision, overridden where nothing can be predicted; fallbacks and cuts are counted.
+
+        An ambiguous call is computed and the state is not asked: it is dropped when the call is done.
+        """
+        if step.ambiguous:
+            decision = Decision(True, AMBIGUOUS)
+        else:
+            decision = state.decide(step, value)
+            reason = "" if decision.compute else state.ready(value)
+            if reason:
+                state.forced(step)
+                decision = Decision(True, reason, decision.metric)
         self.tell(decision)
         return decision
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from wf_core.kinds.caching.decisions import AMBIGUOUS, UNKNOWN_STEPS, Decision, Window
+from wf_core.kinds.caching.decisions import UNKNOWN_STEPS, Decision, Window
 from wf_core.kinds.caching.runtime import FeatureCache
 from wf_core.kinds.caching.states import CacheState, ResidualState
 
@@ -93,8 +93,6 @@ class Follower:
 
     def decide(self, step: Step, kept_at: int | None) -> Decision:
         """The decision of a call; ``kept_at`` is the step that the branch's newest values are from."""
-        if step.ambiguous:
-            return Decision(True, AMBIGUOUS)
         if not self._on_schedule(step):
             self.forced(step)
             return Decision(True, "schedule-mismatch", fallback=OFF_SCHEDULE)
@@ -182,20 +180,26 @@ class ScheduledCache(FeatureCache):
         super().begin(run)
         self._schedules = {}
         for branch in ("cond", "uncond")[: run.branches]:
-            self._of(run, branch)
-        known = [schedule for schedule in self._schedules.values() if schedule is not None]
+            self.planned(run, branch)
+        known = tuple(self.schedules.values())
         if known and not any(schedule.skipped for schedule in known):
             self.counters.fall_back(self.seam, _why_all(known[0]))
 
     def new_state(self, run: RunView, expert: str, branch: str) -> CacheState:
-        schedule = self._of(run, branch)
+        schedule = self.planned(run, branch)
         return ScheduledState(schedule, self.order) if schedule is not None else UnscheduledState()
 
     def end(self) -> None:
         super().end()
         self._schedules = {}
 
-    def _of(self, run: RunView, branch: str) -> StaticSchedule | None:
+    @property
+    def schedules(self) -> Mapping[str, StaticSchedule]:
+        """The schedules of the open run by branch; empty where its number of steps is not known."""
+        return {branch: schedule for branch, schedule in self._schedules.items() if schedule is not None}
+
+    def planned(self, run: RunView, branch: str) -> StaticSchedule | None:
+        """The `schedule` of one branch of the open run, which is made once."""
         if branch not in self._schedules:
             self._schedules[branch] = self.schedule(run, branch)
         return self._schedules[branch]

@@ -23,7 +23,10 @@ class CacheState(ABC):
 
     @abstractmethod
     def decide(self, step: Step, value: Any) -> Decision:
-        """Called once per call of this branch, before anything is computed, also when ``forced`` will override it."""
+        """Called once per call of this branch that can be told, before anything is computed.
+
+        Where it says skip and `ready` gives a reason against it, `forced` is called and the step is computed.
+        """
 
     def forced(self, step: Step) -> None:
         """The runtime computes this step for a reason of its own: start the accumulation anew."""
