@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
+
+from wf_core.cli import main
 
 
 @pytest.mark.slow
@@ -45,3 +48,14 @@ def test_a_run_with_json_prints_one_object_whoever_else_prints(tmp_path):
     assert sorted(answer["written"].values()) == ["clip.gif", "clip.png", "report.json"]
     for words in ("from python", "from C", "at exit"):
         assert words in done.stderr
+
+
+@pytest.mark.parametrize("guidance", ["nan", "inf"])
+def test_a_calibration_with_a_guidance_that_is_no_number_is_refused(guidance, tmp_path, monkeypatch):
+    """It would measure a run that nobody makes, and write the file."""
+    monkeypatch.setattr("wf_core.checkpoints.load_pipeline", None)  # nothing is loaded
+    out = tmp_path / "preset.json"
+    arguments = ["calibrate", "magcache", "tiny-wan", "--out", str(out), "--guidance", guidance]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and "--guidance" in result.stderr and "finite" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -177,6 +177,11 @@ REFUSED = {
     "a folder that is a file": (["--out", "file"], "not a directory"),
     "a file that is no table": (["--sweep", "--table", "file"], "not valid JSON"),
     "a table named like its plot": (["--sweep", "--table", "t.svg"], "plot"),
+    "a table that is the record": (
+        ["--sweep", "--out", "o", "--table", "o/../o/comparison.json"],
+        "another file",
+    ),
+    "a plot that is the sweep's": (["--sweep", "--out", "o", "--table", "o/frontier.json"], "another file"),
     "a seed at the end of its range": (["--prompt", "y", "--seed", str(2**63 - 1)], "too large"),
     "a cache and a graph": (["-s", "feature_cache=teacache", "-s", "cuda_graph=true"], "cuda_graph"),
 }
@@ -202,6 +207,41 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert result.exit_code == 2, result.output
     assert word in result.stderr and len(result.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"steps_computed": "4"}, "type"),
+        ({"steps_total": None}, "type"),
+        ({"psnr": True}, "type"),
+        ({"prompt_score": "high"}, "type"),
+        ({"feature": 3}, "type"),
+        ({"request": ["nth"]}, "type"),
+        ({"steps_computed": 10**400}, "type"),
+        ({"steps_total": 0}, "forwards"),
+        ({"psnr_mean": None}, "psnr_mean"),
+        ({"prompt_score": 1.0}, "plain_prompt_score"),
+        ("feature", "no feature"),
+        ("psnr_mean", "no psnr_mean"),
+    ],
+)
+def test_a_damaged_table_is_refused_before_anything_is_run_and_left_as_it_was(
+    change: dict[str, Any] | str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = (
+        ELSEWHERE | change
+        if isinstance(change, dict)
+        else {k: v for k, v in ELSEWHERE.items() if k != change}
+    )
+    table = tmp_path / "t.json"
+    text = json.dumps({"best": None, "rows": [ELSEWHERE, row]})
+    table.write_text(text)
+    monkeypatch.setattr("wf_core.checkpoints.load_pipeline", None)  # nothing is loaded
+    result = wf("--prompt", "x", "--sweep", "--feature", "taylorseer", "--table", str(table))
+    assert result.exit_code == 2, result.output
+    assert word in result.stderr and "row 1" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert table.read_text() == text and list(tmp_path.iterdir()) == [table]
 
 
 def test_a_refusal_needs_no_torch(without_torch: dict[str, str], tmp_path: Path) -> None:

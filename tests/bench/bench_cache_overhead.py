@@ -19,8 +19,8 @@ from wf_core.checkpoints import load_quietly
 
 STEPS, REPEAT = 8, 9
 NEVER: dict[str, dict[str, Any]] = {
-    "teacache": {"teacache": {"threshold": 0.0}},
-    "custom": {"feature_cache": {"algorithm": "custom", "threshold": 0.0}},
+    "teacache": {"teacache": {"coefficients": [1.0, 0.0], "threshold": 0.0}},
+    "custom": {"feature_cache": {"algorithm": "custom", "coefficients": [1.0, 0.0], "threshold": 0.0}},
     "magcache": {"magcache": {"threshold": 0.0}},
     "adacache": {"adacache": {"thresholds": [1.0], "rates": [1]}},
     "taylorseer": {"taylorseer": {"interval": 1}},

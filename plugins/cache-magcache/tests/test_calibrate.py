@@ -77,6 +77,7 @@ def test_two_experts_are_measured_apart():
     record = measure(MagCacheCalibrator(FACTS), experts=experts).result()["presets"][0]
     assert record["high_noise_steps"] == 2
     assert record["ratios_cond"] == pytest.approx((1.0, 0.9, 1.0, 0.95, 0.97), abs=2e-6)
+    assert record["measured"]["samples"] == 1, "an expert's first step has none, and is no measurement"
 
 
 def test_the_file_is_a_preset(tmp_path):
@@ -107,6 +108,13 @@ def test_runs_of_different_lengths_are_not_mixed():
     calibrator = measure(MagCacheCalibrator(FACTS), {"cond": (1.0, 0.9, 0.9)})
     with pytest.raises(BadInput, match="3 steps and another 4"):
         measure(calibrator, {"cond": (1.0, 0.9, 0.9, 0.9)})
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), 0.0])
+def test_what_is_no_ratio_is_not_written_into_a_preset(ratio):
+    """``wf calibrate`` would end well, and the feature refuse the file."""
+    with pytest.raises(BadInput, match=r"step 1 of 3 of branch cond .* no finite number above 0"):
+        measure(MagCacheCalibrator(FACTS), {"cond": (1.0, ratio, 1.0)}).result()
 
 
 def test_a_branch_that_stayed_away_is_named():

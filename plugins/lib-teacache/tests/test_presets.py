@@ -144,6 +144,11 @@ def test_a_preset_file_is_read(tmp_path):
         ({"threshold": 0}, "above 0"),
         ({"threshold": float("inf")}, "above 0"),
         ({"models": 3}, "not iterable"),
+        ({"fit": {"r2": float("nan")}}, "no finite number"),
+        ({"fit": {"r2": "high"}}, "no finite number"),
+        ({"fit": {"domain": [0.1, float("inf")]}}, "no finite number"),
+        ({"fit": {"domain": [0.2, 0.1]}}, "below its begin"),
+        ({"fit": {"domain": [0.1]}}, "not enough values"),
     ],
 )
 def test_a_preset_file_that_is_wrong_is_one_line(tmp_path, changes, message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import Decision, ResidualState
+from wf_core.api import Decision, ResidualState, geometry
 from wf_plugin_cache_adacache.rule import Rater
 from wf_plugin_cache_adacache.signals import gated, measure, tokens_per_frame
 
@@ -55,7 +55,12 @@ class AdaState(ResidualState):
         if self._signal is None:
             self._why = "unseen"
             self._counters.fall_back("gated_residual", UNSEEN)
-        elif older is None or before is None or before >= step.index or not _alike(older, self._signal):
+        elif (
+            older is None
+            or before is None
+            or before >= step.index
+            or geometry(older) != geometry(self._signal)
+        ):
             self._rater.restart()
         elif not self._closed(step.index + 1):
             self._rate(step, older, self._signal, step.index - before)
@@ -90,7 +95,3 @@ class AdaState(ResidualState):
         if self._unknown():
             return True
         return bool(self._total) and index >= self._total - self._settings.window.last
-
-
-def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.shape == right.shape and left.dtype == right.dtype and left.device == right.device

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wf_core.api import CacheState, Decision
+from wf_core.api import CacheState, Decision, geometry
 from wf_plugin_cache_blocks.cache import BlockCache, Call, Inner, sampled, worst_of
 from wf_plugin_cache_blocks.rule import BELOW, NOT_FINITE, Rule, Verdict, expected, reason_of
 
@@ -90,7 +90,7 @@ class BlocksState(CacheState):
         kept = next((block.residual for block in self._blocks.values()), None)
         if kept is None:
             return "nothing-cached"
-        return "" if kept.shape == value.shape and kept.dtype == value.dtype else "geometry-changed"
+        return "" if geometry(kept) == geometry(value) else "geometry-changed"
 
     def held(self) -> Iterable[torch.Tensor]:
         kept = [tensor for block in self._blocks.values() for tensor in (block.residual, block.reference)]

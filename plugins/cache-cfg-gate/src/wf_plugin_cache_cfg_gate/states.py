@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import CacheState, Decision, Follower, StaticSchedule
+from wf_core.api import CacheState, Decision, Follower, StaticSchedule, geometry
 from wf_plugin_cache_cfg_gate.rule import difference, unconditional
 
 if TYPE_CHECKING:
@@ -119,11 +119,7 @@ class GatedState(CacheState):
         if self._delta is None:
             return "nothing-cached"
         (cond,) = self._cond.held()
-        return "" if _form(cond) == _form(self._delta) else "geometry-changed"
+        return "" if geometry(cond) == geometry(self._delta) else "geometry-changed"
 
     def held(self) -> Iterable[torch.Tensor]:
         return () if self._delta is None else (self._delta,)
-
-
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wf_core.api import worst
+from wf_core.api import geometry, worst
 from wf_plugin_cache_easycache.rule import GUARD, estimate, rate
 
 
@@ -30,8 +30,7 @@ class Measurement:
 
     def fits(self, latent: torch.Tensor) -> bool:
         """Whether a latent can be compared with what is kept."""
-        kept = self._before
-        return kept.shape == latent.shape and kept.dtype == latent.dtype and kept.device == latent.device
+        return geometry(self._before) == geometry(latent)
 
     def offer(self, latent: torch.Tensor) -> float:
         """Adds the estimate of one step; the largest sum of the batch, NaN if one is NaN. Waits for the device once."""

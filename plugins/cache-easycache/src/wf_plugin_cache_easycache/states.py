@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import CacheState, Decision, Window
+from wf_core.api import CacheState, Decision, Window, geometry
 from wf_plugin_cache_easycache.measuring import Measurement
 from wf_plugin_cache_easycache.rule import Settings, Skips
 
@@ -54,7 +54,7 @@ class EasyState(CacheState):
         self._skips = Skips(settings.threshold, settings.max_skip)
         self._measured: Measurement | None = None
         self._offset: torch.Tensor | None = None
-        self._kept: tuple[Any, ...] = ()
+        self._kept: tuple[object, ...] = ()
         self._dtype: torch.dtype | None = None
         self._kept_at = -1
 
@@ -74,7 +74,7 @@ class EasyState(CacheState):
         output = output.detach()
         latent = _latent(value, output.shape[1])
         self._offset = output - latent
-        self._kept, self._dtype, self._kept_at = _form(latent), output.dtype, step.index
+        self._kept, self._dtype, self._kept_at = geometry(latent), output.dtype, step.index
         if not self._turn.leads(step):
             return
         self._skips.reset()
@@ -93,7 +93,7 @@ class EasyState(CacheState):
     def ready(self, value: Mapping[str, Any]) -> str:
         if self._offset is None:
             return "nothing-cached"
-        return "" if _form(_latent(value, self._offset.shape[1])) == self._kept else "geometry-changed"
+        return "" if geometry(_latent(value, self._offset.shape[1])) == self._kept else "geometry-changed"
 
     def held(self) -> Iterable[torch.Tensor]:
         measured = self._measured.held() if self._measured is not None else ()
@@ -127,7 +127,3 @@ def _latent(value: Mapping[str, Any], channels: int) -> torch.Tensor:
     """The solver's latent: the first channels of the call's input, behind which image-to-video puts conditions."""
     latent: torch.Tensor = value["hidden_states"][:, :channels]
     return latent.detach()
-
-
-def _form(latent: torch.Tensor) -> tuple[Any, ...]:
-    return latent.shape, latent.dtype, latent.device

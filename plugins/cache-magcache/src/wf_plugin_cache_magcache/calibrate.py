@@ -111,7 +111,9 @@ class MagCacheCalibrator(Calibrator):
             **ratios,
             "measured": {
                 "runs": self.runs,
-                "samples": min(row["samples"] for rows in measured.values() for row in rows[1:]),
+                "samples": min(
+                    row["samples"] for rows in measured.values() for row in rows if row["samples"]
+                ),
                 **{branch: _columns(rows) for branch, rows in measured.items()},
             },
         }
@@ -140,6 +142,11 @@ class MagCacheCalibrator(Calibrator):
                 raise BadInput(
                     f"magcache: step {index} of {self._total} of branch {branch} was not seen after the one before; "
                     "calibrate with all steps computed and guidance on in all of them, or in none"
+                )
+            if not all(math.isfinite(change.ratio) and change.ratio > 0 for change in seen):
+                raise BadInput(
+                    f"magcache: at step {index} of {self._total} of branch {branch} the residual's change is no finite "
+                    "number above 0, so that there is no ratio; calibrate with a call whose clips can be used"
                 )
             rows.append(_row(seen))
         return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import CacheState, Decision, Differences, Follower
+from wf_core.api import CacheState, Decision, Differences, Follower, geometry
 
 if TYPE_CHECKING:
     import torch
@@ -37,17 +37,17 @@ class Sequences(CacheState):
     def ready(self, value: Any) -> str:
         if self._at is None:
             return "nothing-cached"
-        return "" if _geometry(value) == self._geometry else "geometry-changed"
+        return "" if geometry(value) == self._geometry else "geometry-changed"
 
     def open(self, hidden_states: torch.Tensor) -> None:
         """A computed call begins with these hidden states. Until it is committed nothing can be predicted.
 
         What an earlier call left in part, or for another geometry, is dropped.
         """
-        geometry = _geometry(hidden_states)
-        if self._at is None or geometry != self._geometry:
+        form = geometry(hidden_states)
+        if self._at is None or form != self._geometry:
             self._kept.clear()
-        self._geometry, self._at = geometry, None
+        self._geometry, self._at = form, None
 
     def keep(self, path: str, step: Step, output: torch.Tensor) -> None:
         """One sample: the output of the module at ``path``. A copy is kept."""
@@ -67,7 +67,3 @@ class Sequences(CacheState):
 
     def held(self) -> Iterable[torch.Tensor]:
         return tuple(tensor for sequence in self._kept.values() for tensor in sequence.held())
-
-
-def _geometry(hidden_states: torch.Tensor) -> tuple[object, ...]:
-    return tuple(hidden_states.shape), hidden_states.dtype, hidden_states.device

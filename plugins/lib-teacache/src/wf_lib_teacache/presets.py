@@ -124,6 +124,20 @@ def _preset(record: Mapping[str, Any]) -> Preset:
         confidence=str(record["confidence"]),
         sources=tuple(record["sources"]),
         checkpoint=str(record.get("checkpoint") or ""),
-        r2=fit.get("r2"),
-        domain=(float(fit["domain"][0]), float(fit["domain"][1])) if "domain" in fit else None,
+        r2=None if fit.get("r2") is None else _finite(record, fit["r2"]),
+        domain=_domain(record, fit["domain"]) if "domain" in fit else None,
     )
+
+
+def _domain(record: Mapping[str, Any], given: Any) -> tuple[float, float]:
+    least, greatest = (_finite(record, number) for number in given)
+    if least > greatest:
+        raise ValueError(f"the domain of the fit of {record['id']} ends below its begin")
+    return least, greatest
+
+
+def _finite(record: Mapping[str, Any], given: Any) -> float:
+    """A number that describes a fit: the report shows it."""
+    if not isinstance(given, int | float) or not math.isfinite(given):
+        raise ValueError(f"the fit of {record['id']} holds {given!r}, which is no finite number")
+    return float(given)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wf_core.cli.numbers import SEED
+from wf_core.cli.numbers import SEED, Finite
 from wf_core.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--height", type=int, default=None, help="Pixels.")
 @click.option("--width", type=int, default=None, help="Pixels.")
 @click.option("--frames", "num_frames", type=int, default=None, help="Frames.")
-@click.option("--guidance", "guidance_scale", type=float, default=None, help="Guidance scale.")
+@click.option("--guidance", "guidance_scale", type=Finite(), default=None, help="Guidance scale.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the first prompt's noise.")
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda ...")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +157,10 @@ def check_outputs(out: Path | None, sweep: bool, features: Sequence[str], table:
     if table is not None:
         if table.suffix.lower() == ".svg":
             raise BadInput(f"--table {table}: the plot is written beside the table, under this name")
+        ours = {os.path.realpath(out / name) for name in (PAGE, RECORD, PLOT)} if out is not None else set()
         for path in (table, table.with_suffix(".svg")):
+            if os.path.realpath(path) in ours:
+                raise BadInput(f"--table {table}: --out writes another file to {path}")
             check_output_path(path)
 
 

@@ -26,6 +26,7 @@ KEY = (*PLACE, *CALL, "request")
 MEASURED = ("psnr", "psnr_mean", "prompt_score", "plain_prompt_score")
 """Numbers of a row, None where there is none."""
 MOST = 1e12
+"""No number of a row is as large."""
 HALF = 0.5
 """The share of the plain run's forwards that the best setting may compute at most."""
 

@@ -33,8 +33,8 @@ def read_preset(
 ) -> Built:
     """What ``build`` makes of the object in a preset file of a feature. Raises ``BadInput`` with one line.
 
-    A file has at most 1 MiB. What is inside, beside ``feature`` and ``schema``, is the feature's own: ``build`` may fail
-    over a key that is not there, a value of another type, or with a ``ValueError`` that says what is wrong.
+    A file has at most 1 MiB. What is inside, beside ``feature`` and ``schema``, is the feature's own: ``build`` may
+    fail over a key that is not there, a value of another type, or with a ``ValueError`` that says what is wrong.
     """
     data = _object_in(path, feature)
     try:

@@ -1,8 +1,8 @@
 """What stands at the seam: asks one state per run, expert and branch, computes or predicts, counts, and releases.
 
 The order of checks is fixed here and the reason of every decision is recorded: ambiguous identity; then the algorithm's
-own rule; and where that would skip, whether anything is kept yet, and of the same geometry. What an ambiguous call leaves
-is not kept, and what was kept is dropped: it could belong to another branch.
+own rule; and where that would skip, whether anything is kept yet, and of the same geometry. What an ambiguous call
+leaves is not kept, and what was kept is dropped: it could belong to another branch.
 """
 
 from __future__ import annotations

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from wf_core.model.identity import Step
 
 
+def geometry(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What two tensors have in common where one can be predicted from, or compared with, the other.
+
+    Shape, dtype and device, as one value to keep and to compare.
+    """
+    return tuple(tensor.shape), tensor.dtype, tensor.device
+
+
 class CacheState(ABC):
     """The state of one expert and branch in one run.
 
@@ -69,7 +77,7 @@ class Differences:
         """Takes the sample itself, which nobody may write to from now on."""
         gap = step - self.at if self.at is not None else 0
         factors = [sample]
-        if gap > 0 and self._fits(sample):
+        if gap > 0 and geometry(self._factors[0]) == geometry(sample):
             for older in self._factors[: self._order]:
                 factors.append((factors[-1] - older) / gap)
         self._factors, self.at = tuple(factors), step
@@ -91,10 +99,6 @@ class Differences:
     def held(self) -> tuple[torch.Tensor, ...]:
         """The tensors kept now."""
         return self._factors
-
-    def _fits(self, sample: torch.Tensor) -> bool:
-        kept = self._factors[0]
-        return kept.shape == sample.shape and kept.dtype == sample.dtype and kept.device == sample.device
 
 
 class ResidualState(CacheState):
@@ -123,8 +127,7 @@ class ResidualState(CacheState):
         kept = self._residuals.held()
         if not kept:
             return NOTHING_CACHED
-        same = kept[0].shape == value.shape and kept[0].dtype == value.dtype
-        return "" if same else GEOMETRY
+        return "" if geometry(kept[0]) == geometry(value) else GEOMETRY
 
     def held(self) -> Iterable[torch.Tensor]:
         return self._residuals.held()
