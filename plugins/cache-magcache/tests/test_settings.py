@@ -85,7 +85,7 @@ def test_a_file_is_a_preset(preset_file):
     found = settle({"preset": preset_file(max_skip=4, retention_ratio=0.1)}, facts())
     assert (found.cond, found.uncond) == ((1.0, 0.9, 0.8),) * 2
     assert (found.threshold, found.max_skip, found.retention_ratio) == (0.07, 4, 0.1)
-    assert (found.source, found.lent) == ("preset mine", "")
+    assert (found.source, found.lent) == ("preset mine of own.json", "")
     assert settle({"preset": preset_file(max_skip=4), "max_skip": 1}, facts()).max_skip == 1
 
 

@@ -193,6 +193,10 @@ class Host:
                 raise
             raise PluginFault(plugin, hook, f"{type(error).__name__}: {error}") from error
 
+    def implements(self, plugin: str, hook: str) -> bool:
+        """Whether a plugin implements a hook; it is imported if need be."""
+        return bool(self._caller(plugin, hook).get_hookimpls())
+
     def _caller(self, plugin: str, hook: str) -> pluggy.HookCaller:
         """The hook on this one plugin, which is imported if need be; without implementations where it has none."""
         module = self._load(plugin)
@@ -263,7 +267,7 @@ class Host:
         if declared is None:
             return None
         plugin, hook = self.catalog.model_plugin(declared.name).name, "wf_prompt_scorer"
-        if not self._caller(plugin, hook).get_hookimpls():
+        if not self.implements(plugin, hook):
             return None
         scorer: PromptScorer | None = self.call_hook(plugin, hook, name=declared.name)
         return scorer

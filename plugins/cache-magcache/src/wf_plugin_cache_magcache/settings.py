@@ -60,7 +60,12 @@ def settle(options: Mapping[str, Any], facts: Facts) -> Settings:
     task = _task(options, facts)
     preset, threshold, lent = _named(str(named), task, facts) if named is not None else _known(task, facts)
     require_own(FEATURE, lent, facts)
-    return _settings(options, facts, preset, threshold, source=f"preset {preset.id}", lent=lent)
+    file = (
+        f" of {os.path.basename(str(named))}"
+        if named is not None and named not in catalogue().presets
+        else ""
+    )
+    return _settings(options, facts, preset, threshold, source=f"preset {preset.id}{file}", lent=lent)
 
 
 def _given(options: Mapping[str, Any]) -> Preset:

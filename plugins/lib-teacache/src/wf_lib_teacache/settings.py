@@ -45,6 +45,7 @@ class _Choice:
     preset: Preset
     threshold: float | None
     lent: str = ""
+    file: str = ""
 
 
 def settle(options: Mapping[str, Any], facts: Facts) -> Settings:
@@ -79,7 +80,7 @@ def _from_preset(choice: _Choice, options: Mapping[str, Any]) -> Settings:
         preset.signal,
         preset.first,
         preset.last,
-        source=f"preset {preset.id}",
+        source=f"preset {preset.id}" + (f" of {choice.file}" if choice.file else ""),
         lent=choice.lent,
         confidence=preset.confidence,
         r2=preset.r2,
@@ -135,15 +136,16 @@ def _known(model: str, wanted: str | None, facts: Facts) -> _Choice:
 
 def _named(name: str, wanted: str | None, facts: Facts) -> _Choice:
     """The preset that a request names, by its id or as a file."""
-    preset = catalogue().presets.get(name)
+    preset, file = catalogue().presets.get(name), ""
     if preset is None:
-        preset = _in_file(name, wanted)
+        preset, file = _in_file(name, wanted), Path(name).name
     if wanted is not None and preset.signal != wanted:
         raise BadInput(
             f"teacache: preset {preset.id} was fitted on signal {preset.signal} and says nothing about {wanted}; "
             "leave signal out"
         )
-    return _Choice(preset, preset.threshold, why_lent(preset.id, preset.models, preset.checkpoint, facts))
+    lent = why_lent(preset.id, preset.models, preset.checkpoint, facts)
+    return _Choice(preset, preset.threshold, lent, file)
 
 
 def _in_file(name: str, wanted: str | None) -> Preset:

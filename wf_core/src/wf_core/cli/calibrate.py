@@ -65,7 +65,8 @@ def command(
         print_json(preset)
     else:
         click.echo(
-            f"wrote {out}: {len(prompts)} prompts, {preset['calibration']['num_inference_steps']} steps each"
+            f"wrote {out}: {len(prompts)} prompts, {preset['calibration']['num_inference_steps']} steps each; "
+            f"a preset holds near this number of steps. Use it with -s {feature}.preset={out}"
         )
 
 
@@ -83,8 +84,11 @@ def calibrate(
     import torch
 
     from wf_core.checkpoints import checkpoint_hash, load_quietly
+    from wf_core.errors import BadInput
 
     plugin = host.catalog.feature_plugin(feature)
+    if not host.implements(plugin, "wf_calibrator"):
+        raise BadInput(f"{feature} is not calibrated: it has nothing that is measured on a model beforehand")
     directory = host.model_directory(model)
     checkpoint = checkpoint_hash(directory)
     facts = host.facts(model).with_({"model.checkpoint_hash": checkpoint}, source="the checkpoint's files")

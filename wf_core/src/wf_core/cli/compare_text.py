@@ -20,10 +20,10 @@ OF_A_SWEEP = {
     "steps_total": "of",
     "speedup": "speedup",
     "psnr": "psnr worst",
-    "psnr_mean": "mean",
+    "psnr_mean": "psnr mean",
     "ssim": "ssim",
     "prompt_score": "score",
-    "plain_prompt_score": "plain",
+    "plain_prompt_score": "plain score",
 }
 
 
@@ -38,6 +38,11 @@ def print_comparison(found: Comparison) -> None:
     print_table(["prompt", *OF_A_PROMPT], cells)
     for name, why in found.unavailable.items():
         click.echo(f"no {name}: {why}")
+    for name, claim in found.report["effective"].items():
+        click.echo(f"{name}: {claim['state']}")
+    for item in found.report["fallbacks"]:
+        click.echo(f"fell back: {item['feature']} at {item['seam']}, {item['count']} x: {item['reason']}")
+    click.echo("The speedup is of one timed run each; a machine that does other things moves it.")
 
 
 def print_sweep(
@@ -49,7 +54,7 @@ def print_sweep(
     for one in skipped:
         click.echo(f"left out: {shown_request(sorted(one.request.items()))}: {one.reason}")
     if best is None:
-        click.echo("best: none at the model's default steps and guidance skips anything")
+        click.echo("best: not chosen, for no row at the model's default steps and guidance skips anything")
     else:
         click.echo(
             f"best: {_request(best)}"

@@ -33,6 +33,8 @@ NUMBERS = {
     "prompt_score": "prompt score",
     "plain_prompt_score": "prompt score, plain",
 }
+ROUGH = ("speedup", "seconds", "plain_seconds")
+"""One timed run each: digits beyond these say nothing."""
 OF_A_PROMPT = ("psnr", "ssim", "latent_cosine", "lpips", "vmaf")
 
 
@@ -110,7 +112,9 @@ def shown(numbers: Mapping[str, Any], name: str) -> str:
     value = numbers[name]
     if value is None:
         return "identical" if name.startswith("psnr") and numbers["identical"] else "\N{EN DASH}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.2f}" if name in ROUGH else f"{value:.5g}"
 
 
 # --- the decisions -----------------------------------------------------------------------------------------------

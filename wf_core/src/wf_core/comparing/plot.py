@@ -6,7 +6,9 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-TITLE = "PSNR of the worst prompt (line), and the mean over prompts (hollow)"
+TITLE = "PSNR of the worst prompt (filled), mean (hollow)"
+MARKERS = "osD^"
+"""One for every ten features, whose colours begin anew."""
 
 
 def frontier_svg(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -19,18 +21,18 @@ def frontier_svg(rows: Sequence[Mapping[str, Any]]) -> str:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": "wf", "svg.fonttype": "none", "font.size": 10}):
-        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        figure = Figure(figsize=(8.6, 4.8), layout="constrained")
         axes = figure.subplots()
         for number, (feature, points) in enumerate(sorted(series(rows).items())):
             shares, worst, mean = zip(*points, strict=True)
-            colour = f"C{number % 10}"
-            axes.plot(shares, worst, marker="o", color=colour, label=_literal(feature))
-            axes.plot(shares, mean, marker="o", color=colour, linestyle="none", fillstyle="none")
+            look: dict[str, Any] = {"color": f"C{number % 10}", "marker": MARKERS[number // 10 % len(MARKERS)]}
+            axes.plot(shares, worst, label=_literal(feature), linestyle=":", **look)
+            axes.plot(shares, mean, linestyle="none", fillstyle="none", **look)
         axes.set(xlabel="transformer forwards computed, % of the plain run's", ylabel="PSNR, dB", title=TITLE)
         axes.axvline(50, color="0.6", linewidth=0.8, linestyle=":")
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False)
+            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     return text.getvalue()

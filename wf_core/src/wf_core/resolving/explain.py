@@ -89,6 +89,6 @@ def _advice(refusal: Refusal) -> list[str]:
         lines += ["what to change, all of it:", f"  {refusal.nearest}"]
         lines += ["what removes some of the reasons:"] if partial else []
         lines += [f"  {fix.change}" for fix in partial]
-    else:
+    elif refusal.searched:
         lines.append("no request is legal here: see the reasons about the model, its family or the call")
     return lines

@@ -252,13 +252,15 @@ class Fix:
 class Refusal:
     """Why a request may not run: every violated rule, and what could be changed.
 
-    ``nearest`` makes the request legal as a whole; None where no request is legal here.
+    ``nearest`` makes the request legal as a whole; None where no request is legal here, or where none was ``searched``
+    for: a session that refuses a call, or a plan, has only reasons.
     """
 
     request: tuple[tuple[str, Any], ...] = attrs.field(converter=_freeze_request)
     violations: tuple[Violation, ...] = ()
     fixes: tuple[Fix, ...] = ()
     nearest: Change | None = None
+    searched: bool = True
 
     def one_line(self) -> str:
         """All reasons in one line, the first one in full."""

@@ -95,7 +95,7 @@ def refuse(plan: Plan, violations: Iterable[Violation]) -> None:
     """Raises ``Refused`` with every violation that forbids; does nothing if there is none."""
     forbidden = tuple(violation for violation in violations if violation.level == "forbid")
     if forbidden:
-        raise Refused(Refusal(plan.request, forbidden))
+        raise Refused(Refusal(plan.request, forbidden, searched=False))
 
 
 def not_activatable(plan: Plan) -> Iterable[Violation]:
