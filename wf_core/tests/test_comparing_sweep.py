@@ -151,7 +151,7 @@ def test_a_sweep_as_text_names_the_best_and_what_was_left_out(capsys: pytest.Cap
     assert left_out == "left out: x=1: WF-X no."
     assert chosen.startswith("best: feature_cache=") and "30.0" in chosen and "loses" not in chosen
     print_sweep(rows, None, [])
-    assert "best: none" in capsys.readouterr().out
+    assert "best: not chosen" in capsys.readouterr().out
 
 
 def test_rows_measured_alike() -> None:

@@ -111,8 +111,14 @@ class BlockCache(FeatureCache):
             self.forget()
         self.counters.add("blocks_computed", call.ran)
         self.counters.add("blocks_skipped", call.seen - call.ran)
-        self.record(step, decision, call.ran / call.seen if call.seen else 1.0)
+        self.record(step, decision, self._share(call))
         return output
+
+    def _share(self, call: Call) -> float:
+        """The part of the model's blocks that ran; control blocks, which no ``block`` handler sees, run at every call."""
+        run, _ = self.now()
+        always = len(run.facts.get("model.vace_layers") or ())
+        return (call.ran + always) / (call.seen + always) if call.seen else 1.0
 
     def _block(self, inner: Inner, site: Site, hidden_states: torch.Tensor) -> torch.Tensor:
         if self._call is None:

@@ -25,7 +25,10 @@ def frontier_svg(rows: Sequence[Mapping[str, Any]]) -> str:
         axes = figure.subplots()
         for number, (feature, points) in enumerate(sorted(series(rows).items())):
             shares, worst, mean = zip(*points, strict=True)
-            look: dict[str, Any] = {"color": f"C{number % 10}", "marker": MARKERS[number // 10 % len(MARKERS)]}
+            look: dict[str, Any] = {
+                "color": f"C{number % 10}",
+                "marker": MARKERS[number // 10 % len(MARKERS)],
+            }
             axes.plot(shares, worst, label=_literal(feature), linestyle=":", **look)
             axes.plot(shares, mean, linestyle="none", fillstyle="none", **look)
         axes.set(xlabel="transformer forwards computed, % of the plain run's", ylabel="PSNR, dB", title=TITLE)
