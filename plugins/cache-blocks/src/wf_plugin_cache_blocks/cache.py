@@ -115,7 +115,7 @@ class BlockCache(FeatureCache):
         return output
 
     def _share(self, call: Call) -> float:
-        """The part of the model's blocks that ran; control blocks, which no ``block`` handler sees, run at every call."""
+        """The part of the blocks that ran; control blocks, which no ``block`` handler sees, run at every call."""
         run, _ = self.now()
         always = len(run.facts.get("model.vace_layers") or ())
         return (call.ran + always) / (call.seen + always) if call.seen else 1.0
