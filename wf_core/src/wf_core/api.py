@@ -5,7 +5,7 @@ from __future__ import annotations
 from wf_core.errors import BadInput, Busy, CannotCopy, Ineligible, PluginFault, Refused, WfError
 from wf_core.facts import Fact, Facts
 from wf_core.hookspecs import hookimpl
-from wf_core.kinds.caching.decisions import Decision, Window
+from wf_core.kinds.caching.decisions import Decision, Reason, Window
 from wf_core.kinds.caching.distances import relative_l1, worst
 from wf_core.kinds.caching.runtime import FeatureCache
 from wf_core.kinds.caching.schedules import (
@@ -57,6 +57,7 @@ __all__ = [
     "ModelFamily",
     "PluginFault",
     "PromptScorer",
+    "Reason",
     "Refused",
     "ResidualState",
     "RunView",

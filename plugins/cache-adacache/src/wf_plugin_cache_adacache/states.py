@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import Decision, ResidualState, geometry
+from wf_core.api import (
+    Decision,
+    Reason,
+    ResidualState,
+    geometry,
+)
 from wf_plugin_cache_adacache.rule import Rater
 from wf_plugin_cache_adacache.signals import gated, measure, tokens_per_frame
 
@@ -38,7 +43,7 @@ class AdaState(ResidualState):
         index, kept = step.index, self.kept_at
         reason = self._settings.window.reason(index, self._total) or self._unknown()
         if reason or kept is None:
-            return Decision(True, reason or "nothing-cached", self._change)
+            return Decision(True, reason or Reason.NOTHING_CACHED, self._change)
         if index >= self._due:
             return Decision(True, "missed-step" if index > self._due else self._why, self._change)
         return Decision(index <= kept, "missed-step" if index <= kept else "within-rate", self._change)
@@ -74,7 +79,7 @@ class AdaState(ResidualState):
         verdict = self._rater.verdict(moved, motions, gap)
         self._due = step.index + verdict.rate
         self._change = verdict.change if verdict.finite else None
-        self._why = "rate-over" if verdict.finite else "not-finite"
+        self._why = "rate-over" if verdict.finite else Reason.NOT_FINITE
         if verdict.cut:
             self._why = "threshold"
 
@@ -88,7 +93,7 @@ class AdaState(ResidualState):
         return tokens
 
     def _unknown(self) -> str:
-        return "unknown-steps" if not self._total and self._settings.needs_total else ""
+        return Reason.UNKNOWN_STEPS if not self._total and self._settings.needs_total else ""
 
     def _closed(self, index: int) -> bool:
         """Whether every step from this one on is computed anyway, so that no rate is needed."""

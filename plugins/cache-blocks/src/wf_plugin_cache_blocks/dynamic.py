@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wf_core.api import CacheState, Decision, geometry
+from wf_core.api import (
+    CacheState,
+    Decision,
+    Reason,
+    geometry,
+)
 from wf_plugin_cache_blocks.cache import BlockCache, Call, Inner, sampled, worst_of
-from wf_plugin_cache_blocks.rule import BELOW, NOT_FINITE, Rule, Verdict, expected, reason_of
+from wf_plugin_cache_blocks.rule import BELOW, Rule, Verdict, expected, reason_of
 
 if TYPE_CHECKING:
     from wf_core.api import RunView, Step
@@ -89,8 +94,8 @@ class BlocksState(CacheState):
     def ready(self, value: torch.Tensor) -> str:
         kept = next((block.residual for block in self._blocks.values()), None)
         if kept is None:
-            return "nothing-cached"
-        return "" if geometry(kept) == geometry(value) else "geometry-changed"
+            return Reason.NOTHING_CACHED
+        return "" if geometry(kept) == geometry(value) else Reason.GEOMETRY_CHANGED
 
     def held(self) -> Iterable[torch.Tensor]:
         kept = [tensor for block in self._blocks.values() for tensor in (block.residual, block.reference)]
@@ -108,8 +113,8 @@ def decision_of(verdicts: Iterable[Verdict]) -> Decision:
     """A call's decision from those of its blocks: computed when none is skipped. Its metric is the least difference."""
     found = tuple(verdicts)
     reason = reason_of(found)
-    finite = [verdict.difference for verdict in found if verdict.reason != NOT_FINITE]
-    partly = any(verdict.reason == NOT_FINITE for verdict in found) and reason != NOT_FINITE
+    finite = [verdict.difference for verdict in found if verdict.reason != Reason.NOT_FINITE]
+    partly = any(verdict.reason == Reason.NOT_FINITE for verdict in found) and reason != Reason.NOT_FINITE
     fallback = NOT_FINITE_BLOCK if partly else ""
     return Decision(reason != BELOW, reason, min(finite, default=None), fallback)
 

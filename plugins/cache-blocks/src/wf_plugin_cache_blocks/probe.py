@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from wf_core.api import Decision, ResidualState
+from wf_core.api import (
+    Decision,
+    Reason,
+    ResidualState,
+)
 from wf_plugin_cache_blocks.cache import BlockCache, Call, Inner, sampled, worst_of
 from wf_plugin_cache_blocks.rule import Parts
 
@@ -81,7 +85,7 @@ class ProbeState(ResidualState):
     def decide(self, step: Step, value: Front) -> Decision:
         reason = self.ready(value) or self._settings.window.reason(step.index, step.total or self._steps)
         if reason or self._reference is None:
-            return Decision(True, reason or "nothing-cached")
+            return Decision(True, reason or Reason.NOTHING_CACHED)
         (difference,) = self._read_back(worst_of(value.change, self._reference))
         verdict = self._rule.judge(difference)
         return Decision(verdict.compute, verdict.reason, difference)

@@ -12,7 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-BELOW, THRESHOLD, MAX_SKIP, NOT_FINITE = "below-threshold", "threshold", "max-skip", "not-finite"
+from wf_core.api import (
+    Reason,
+)
+
+BELOW, THRESHOLD = "below-threshold", "threshold"
 
 Part = Literal["front", "middle", "tail"]
 
@@ -43,11 +47,11 @@ class Rule:
     def judge(self, difference: float) -> Verdict:
         """Skip while strictly below the threshold; a difference that is not a number is computed."""
         if not math.isfinite(difference):
-            return Verdict(True, NOT_FINITE, difference)
+            return Verdict(True, Reason.NOT_FINITE, difference)
         if not difference < self._threshold:
             return Verdict(True, THRESHOLD, difference)
         if self._max_skip is not None and self.skips >= self._max_skip:
-            return Verdict(True, MAX_SKIP, difference)
+            return Verdict(True, Reason.MAX_SKIP, difference)
         return Verdict(False, BELOW, difference)
 
     def took(self, computed: bool) -> None:
@@ -66,7 +70,9 @@ def expected(difference: float, over: int, now: int) -> float:
 def reason_of(verdicts: Iterable[Verdict]) -> str:
     """One reason for a call whose blocks decide alone: why it skipped some, or what kept it from that."""
     found = {verdict.reason for verdict in verdicts}
-    return next((reason for reason in (BELOW, MAX_SKIP, NOT_FINITE) if reason in found), THRESHOLD)
+    return next(
+        (reason for reason in (BELOW, Reason.MAX_SKIP, Reason.NOT_FINITE) if reason in found), THRESHOLD
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from wf_core.api import CacheState, Decision, FeatureCache, RunView, StaticSchedule
+from wf_core.api import (
+    CacheState,
+    Decision,
+    FeatureCache,
+    Reason,
+    RunView,
+    StaticSchedule,
+)
 from wf_plugin_cache_cfg_gate.rule import decisions, first_gated, least_fraction
 from wf_plugin_cache_cfg_gate.states import ComputedState, ConditionalState, GatedState, StepOutput
 
@@ -53,7 +60,7 @@ class CfgGate(FeatureCache):
 
     def new_state(self, run: RunView, expert: str, branch: str) -> CacheState:
         if self._schedule is None:
-            return ComputedState("unknown-steps" if branch == "uncond" else "conditional")
+            return ComputedState(Reason.UNKNOWN_STEPS if branch == "uncond" else "conditional")
         if branch == "cond":
             return ConditionalState(self._cond)
         if branch == "uncond":

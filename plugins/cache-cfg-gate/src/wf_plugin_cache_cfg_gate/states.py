@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import CacheState, Decision, Follower, StaticSchedule, geometry
+from wf_core.api import (
+    CacheState,
+    Decision,
+    Follower,
+    Reason,
+    StaticSchedule,
+    geometry,
+)
 from wf_plugin_cache_cfg_gate.rule import difference, unconditional
 
 if TYPE_CHECKING:
@@ -60,7 +67,7 @@ class ComputedState(CacheState):
         raise AssertionError("this branch is always computed")
 
     def ready(self, value: Any) -> str:
-        return "nothing-cached"
+        return Reason.NOTHING_CACHED
 
     def held(self) -> Iterable[torch.Tensor]:
         return ()
@@ -117,9 +124,9 @@ class GatedState(CacheState):
 
     def ready(self, value: Any) -> str:
         if self._delta is None:
-            return "nothing-cached"
+            return Reason.NOTHING_CACHED
         (cond,) = self._cond.held()
-        return "" if geometry(cond) == geometry(self._delta) else "geometry-changed"
+        return "" if geometry(cond) == geometry(self._delta) else Reason.GEOMETRY_CHANGED
 
     def held(self) -> Iterable[torch.Tensor]:
         return () if self._delta is None else (self._delta,)

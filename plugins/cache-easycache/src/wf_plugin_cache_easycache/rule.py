@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from wf_core.api import (
+    Reason,
+)
+
 GUARD = 1e-6
 """What the caller holds the denominators above, against a latent that stands still and an output of zeros."""
 
@@ -56,11 +60,11 @@ class Skips:
     def offer(self, accumulated: float) -> tuple[bool, str]:
         """Whether to compute, and why. Skips while the sum is strictly below the threshold, and never on NaN."""
         if not math.isfinite(accumulated):
-            reason = "not-finite"
+            reason = Reason.NOT_FINITE
         elif accumulated >= self._threshold:
             reason = "threshold"
         elif self._max_skip is not None and self.run >= self._max_skip:
-            reason = "max-skip"
+            reason = Reason.MAX_SKIP
         else:
             self.run += 1
             return False, "below-threshold"

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import CacheState, Decision, Window, geometry
+from wf_core.api import (
+    CacheState,
+    Decision,
+    Reason,
+    Window,
+    geometry,
+)
 from wf_plugin_cache_easycache.measuring import Measurement
 from wf_plugin_cache_easycache.rule import Settings, Skips
 
@@ -92,8 +98,10 @@ class EasyState(CacheState):
 
     def ready(self, value: Mapping[str, Any]) -> str:
         if self._offset is None:
-            return "nothing-cached"
-        return "" if geometry(_latent(value, self._offset.shape[1])) == self._kept else "geometry-changed"
+            return Reason.NOTHING_CACHED
+        return (
+            "" if geometry(_latent(value, self._offset.shape[1])) == self._kept else Reason.GEOMETRY_CHANGED
+        )
 
     def held(self) -> Iterable[torch.Tensor]:
         measured = self._measured.held() if self._measured is not None else ()
@@ -112,7 +120,7 @@ class EasyState(CacheState):
         self._counters.add("host_syncs")
         accumulated = self._measured.offer(_latent(value, self._offset.shape[1]))
         compute, reason = self._skips.offer(accumulated)
-        return Decision(compute, reason, None if reason == "not-finite" else accumulated)
+        return Decision(compute, reason, None if reason == Reason.NOT_FINITE else accumulated)
 
     def _follow(self) -> Decision:
         """A follower that was not called at the leader's last computed step has only what is older: it is computed."""

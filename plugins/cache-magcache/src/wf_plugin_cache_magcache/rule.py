@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from wf_core.api import (
+    Reason,
+)
+
 START = "first-steps"
 THRESHOLD = "threshold"
-MAX_SKIP = "max-skip"
 FORCED = "forced"
 LAST = "last-steps"
 BELOW = "below-threshold"
@@ -64,7 +67,7 @@ def _compared(error: float, count: int, threshold: float, max_skip: int) -> Verd
     if not error < threshold:
         return Verdict(True, THRESHOLD, error)
     if count > max_skip:
-        return Verdict(True, MAX_SKIP, error)
+        return Verdict(True, Reason.MAX_SKIP, error)
     return Verdict(False, BELOW, error)
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import CacheState, Decision, Differences, Follower, geometry
+from wf_core.api import (
+    CacheState,
+    Decision,
+    Differences,
+    Follower,
+    Reason,
+    geometry,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +43,8 @@ class Sequences(CacheState):
 
     def ready(self, value: Any) -> str:
         if self._at is None:
-            return "nothing-cached"
-        return "" if geometry(value) == self._geometry else "geometry-changed"
+            return Reason.NOTHING_CACHED
+        return "" if geometry(value) == self._geometry else Reason.GEOMETRY_CHANGED
 
     def open(self, hidden_states: torch.Tensor) -> None:
         """A computed call begins with these hidden states. Until it is committed nothing can be predicted.

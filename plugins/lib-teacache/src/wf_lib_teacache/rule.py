@@ -12,7 +12,10 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from wf_core.api import Window
+from wf_core.api import (
+    Reason,
+    Window,
+)
 
 Distances = Sequence[float | None]
 """One per solver step; None where there is no previous step to compare with (an expert's first)."""
@@ -69,11 +72,11 @@ class Accumulator:
         self.estimate = polynomial(self._coefficients, distance)
         compared = self.value + self.estimate
         if not math.isfinite(compared):
-            reason = "not-finite"
+            reason = Reason.NOT_FINITE
         elif compared >= self._threshold:
             reason = "threshold"
         elif self._max_skip is not None and self.skips >= self._max_skip:
-            reason = "max-skip"
+            reason = Reason.MAX_SKIP
         else:
             self.value = compared
             self.skips += 1
@@ -103,7 +106,7 @@ def schedule(
     for index, distance in enumerate(distances):
         reason = window.reason(index, total) or ("forced" if index in forced else "")
         if not reason and (distance is None or index == 0):
-            reason = "expert-start" if index else "nothing-cached"
+            reason = "expert-start" if index else Reason.NOTHING_CACHED
         if reason or distance is None:
             accumulator.reset()
             anchor = index

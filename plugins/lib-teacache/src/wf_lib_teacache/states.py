@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import Decision, ResidualState, Window, solver_timestep
+from wf_core.api import (
+    Decision,
+    Reason,
+    ResidualState,
+    Window,
+    solver_timestep,
+)
 from wf_lib_teacache.rule import Accumulator
 from wf_lib_teacache.signals import row_distances, signal_at
 
@@ -39,7 +45,7 @@ class LiveState(ResidualState):
         self._signal = signal_at(self._run, self._expert, (solver_timestep(step),), self._settings.signal)
         reason = self._window.reason(step.index, step.total or self._run.num_inference_steps)
         if reason or previous is None:
-            return self._dense(reason or "nothing-cached")
+            return self._dense(reason or Reason.NOTHING_CACHED)
         return self._compare(row_distances(self._signal, previous)[0])
 
     def forced(self, step: Step) -> None:
@@ -54,7 +60,7 @@ class LiveState(ResidualState):
 
     def _compare(self, distance: float) -> Decision:
         compute, reason, compared = self._accumulator.offer(distance)
-        if reason == "not-finite" or compared < -self._settings.threshold:
+        if reason == Reason.NOT_FINITE or compared < -self._settings.threshold:
             self._accumulator.reset()
             return Decision(True, "domain", compared, fallback=OUT_OF_DOMAIN)
         return Decision(compute, reason, compared)

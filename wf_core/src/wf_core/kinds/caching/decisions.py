@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from attrs import frozen
 
-AMBIGUOUS = "ambiguous-identity"
-NOTHING_CACHED = "nothing-cached"
-GEOMETRY = "geometry-changed"
-NOT_FINITE = "not-finite"
-MAX_SKIP = "max-skip"
-UNKNOWN_STEPS = "unknown-steps"
+
+class Reason:
+    """Reasons that mean the same in every cache, and that the runtime knows; others are the cache's own."""
+
+    AMBIGUOUS = "ambiguous-identity"
+    NOTHING_CACHED = "nothing-cached"
+    GEOMETRY_CHANGED = "geometry-changed"
+    NOT_FINITE = "not-finite"
+    MAX_SKIP = "max-skip"
+    UNKNOWN_STEPS = "unknown-steps"
+
 
 SENTENCES = {
-    AMBIGUOUS: "the step and branch of a call could not be told; it was computed",
-    NOT_FINITE: "what was compared was not a finite number; the step was computed",
-    UNKNOWN_STEPS: "the number of steps is not known, so the last ones cannot be told; the step was computed",
+    Reason.AMBIGUOUS: "the step and branch of a call could not be told; it was computed",
+    Reason.NOT_FINITE: "what was compared was not a finite number; the step was computed",
+    Reason.UNKNOWN_STEPS: "the number of steps is not known, so the last ones cannot be told; the step was computed",
 }
 """Reasons that mean that the feature could not decide: each is counted as a fallback, with this sentence."""
 
@@ -58,5 +63,5 @@ class Window:
         if index < self.first:
             return "first-steps"
         if not total:
-            return UNKNOWN_STEPS if self.last else ""
+            return Reason.UNKNOWN_STEPS if self.last else ""
         return "last-steps" if index >= total - self.last else ""

@@ -11,7 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from wf_core.kinds.caching.decisions import AMBIGUOUS, MAX_SKIP, SENTENCES, CacheEvent, Decision
+from wf_core.kinds.caching.decisions import (
+    SENTENCES,
+    CacheEvent,
+    Decision,
+    Reason,
+)
 from wf_core.kinds.techniques import Technique
 
 if TYPE_CHECKING:
@@ -92,7 +97,7 @@ class FeatureCache(Technique, ABC):
         An ambiguous call is computed and the state is not asked: it is dropped when the call is done.
         """
         if step.ambiguous:
-            decision = Decision(True, AMBIGUOUS)
+            decision = Decision(True, Reason.AMBIGUOUS)
         else:
             decision = state.decide(step, value)
             reason = "" if decision.compute else state.ready(value)
@@ -107,7 +112,7 @@ class FeatureCache(Technique, ABC):
         sentence = decision.fallback or SENTENCES.get(decision.reason, "")
         if sentence:
             self.counters.fall_back(self.seam, sentence)
-        if decision.reason == MAX_SKIP:
+        if decision.reason == Reason.MAX_SKIP:
             self.counters.add("max_skip_cuts")
 
     def record(self, step: Step, decision: Decision, share: float | None = None) -> None:

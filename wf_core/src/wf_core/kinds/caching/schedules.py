@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from wf_core.kinds.caching.decisions import UNKNOWN_STEPS, Decision, Window
+from wf_core.kinds.caching.decisions import (
+    Decision,
+    Reason,
+    Window,
+)
 from wf_core.kinds.caching.runtime import FeatureCache
 from wf_core.kinds.caching.states import CacheState, ResidualState
 
@@ -78,7 +82,7 @@ def scheduled(
 def expert_start(run: RunView, index: int) -> str:
     """Why the first step of the run, or of an expert, is computed: nothing of its own is kept yet. Else ""."""
     if index == 0:
-        return "nothing-cached"
+        return Reason.NOTHING_CACHED
     changed = len(run.experts) > index and run.experts[index] != run.experts[index - 1]
     return "expert-start" if changed else ""
 
@@ -155,7 +159,7 @@ class UnscheduledState(ResidualState):
     """Where the number of steps is not known there is no schedule: everything is computed, and the report says so."""
 
     def decide(self, step: Step, value: Any) -> Decision:
-        return Decision(True, UNKNOWN_STEPS)
+        return Decision(True, Reason.UNKNOWN_STEPS)
 
     def commit(self, step: Step, value: Any, output: torch.Tensor) -> None:
         """Nothing is ever predicted from it."""

@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wf_core.kinds.caching.decisions import GEOMETRY, NOTHING_CACHED, Decision
+from wf_core.kinds.caching.decisions import (
+    Decision,
+    Reason,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -126,8 +129,8 @@ class ResidualState(CacheState):
     def ready(self, value: Any) -> str:
         kept = self._residuals.held()
         if not kept:
-            return NOTHING_CACHED
-        return "" if geometry(kept[0]) == geometry(value) else GEOMETRY
+            return Reason.NOTHING_CACHED
+        return "" if geometry(kept[0]) == geometry(value) else Reason.GEOMETRY_CHANGED
 
     def held(self) -> Iterable[torch.Tensor]:
         return self._residuals.held()
