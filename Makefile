@@ -35,7 +35,7 @@ demo: $(STAMP)
 	  --out demo/clip.mp4 --report demo/report.json
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

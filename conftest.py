@@ -35,6 +35,12 @@ for folder in sorted(Path(__file__).parent.glob("wf_*/pyproject.toml")):
     importlib.import_module(folder.parent.name)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that no worker is left with one of them when all else is done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not _cuda_device():
         pytest.skip("no CUDA device")

@@ -24,6 +24,8 @@ from wf_core.manifests.options import OptionDecl
 from wf_core.resolving.plan import Refusal
 from wf_core.resolving.resolve import resolve
 
+pytestmark = pytest.mark.slow
+
 REQUESTS, PARTS = 10_000, 4
 UNKNOWN_FAMILY = "no-plugin-knows-it"
 NONSENSE: tuple[Any, ...] = (

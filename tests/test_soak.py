@@ -19,7 +19,7 @@ pytestmark = [
 
 def test_thirty_requests_in_four_threads_equal_their_solo_runs_and_leave_nothing():
     """Resident memory is told by many requests only: thirty show no leak of tensors and none of Python's objects."""
-    command = [sys.executable, str(PROGRAM), "--requests", "30", "--warm-up", "24", "--json"]
+    command = [sys.executable, str(PROGRAM), "--requests", "30", "--warm-up", "12", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout, done.stderr
     told = json.loads(done.stdout)

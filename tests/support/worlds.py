@@ -47,11 +47,12 @@ class Toy:
         found = [(number, seam) for name, number, seam in self.effects if name == word]
         if word in ("occupies-ranks", "toy-number"):
             return [(number, seam) for number, seam in found if number > 1]
-        safe = any(name == "training-safe" for name, _, _ in self.effects)
+        names = {name for name, _, _ in self.effects}
         derived = {
             "lossy": self.tier == "approximate",
+            "ranks-unchecked": "rank-uniform-decision" in names and "ranks-checked" not in names,
             "experimental": self.experimental,
-            "not-for-training": not safe,
+            "not-for-training": "training-safe" not in names,
         }
         return [(0, "")] if derived.get(word) else found
 

@@ -87,9 +87,9 @@ def calibrate(
     from wf_core.errors import BadInput
 
     plugin = host.catalog.feature_plugin(feature)
+    directory = host.model_directory(model)
     if not host.implements(plugin, "wf_calibrator"):
         raise BadInput(f"{feature} is not calibrated: it has nothing that is measured on a model beforehand")
-    directory = host.model_directory(model)
     checkpoint = checkpoint_hash(directory)
     facts = host.facts(model).with_({"model.checkpoint_hash": checkpoint}, source="the checkpoint's files")
     calibrator = host.call_hook(plugin, "wf_calibrator", feature=feature, options={}, facts=facts)
