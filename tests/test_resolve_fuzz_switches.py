@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wf_core import Host, Plan, Refused
+from wf_core.errors import BadInput
 from wf_core.facts import Facts
 from wf_core.facts.machines import machine_names
 from wf_core.manifests.options import OptionDecl
@@ -218,7 +219,10 @@ def test_where_keys_are_only_taken_out_no_fewer_would_do() -> None:
 @given(
     st.dictionaries(
         st.sampled_from(sorted(values())).flatmap(
-            lambda key: st.one_of(st.just(key), st.text(max_size=4).map(lambda end: key + end), st.text())
+            # a longer key is no request at all: see below
+            lambda key: st.one_of(
+                st.just(key), st.text(max_size=4).map(lambda end: key + end), st.text(max_size=100)
+            )
         ),
         st.one_of(
             st.sampled_from(NONSENSE),
@@ -237,3 +241,8 @@ def test_so_has_what_hypothesis_finds(
     request: dict[str, Any], model: str, device: str, world: int, run: dict[str, Any]
 ) -> None:
     check(Case(request, model, device, world, None, run))
+
+
+def test_a_key_of_more_than_a_hundred_characters_is_no_request() -> None:
+    with pytest.raises(BadInput, match="no key has more than 100 characters"):
+        host().resolve("wan2.1-t2v-1.3b", {"0" * 101: ""})
