@@ -17,7 +17,7 @@ from table import Row, show, side_by_side
 from wf_core import Host
 from wf_core.checkpoints import load_quietly
 
-STEPS, REPEAT = 8, 9
+STEPS, REPEAT = 6, 6
 NEVER: dict[str, dict[str, Any]] = {
     "teacache": {"teacache": {"coefficients": [1.0, 0.0], "threshold": 0.0}},
     "custom": {"feature_cache": {"algorithm": "custom", "coefficients": [1.0, 0.0], "threshold": 0.0}},
