@@ -84,7 +84,7 @@ class AdaCacheCalibrator(Calibrator):
         if run is None or step.ambiguous or signal is None:
             self._branches.clear()
             return
-        total = step.total or run.num_inference_steps
+        total = run.total(step)
         self._steps = max(self._steps, total)
         branch = self._branches.setdefault((step.expert, step.branch), _Branch(self._rater()))
         older = branch.signal

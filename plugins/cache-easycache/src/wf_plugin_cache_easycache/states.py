@@ -108,7 +108,7 @@ class EasyState(CacheState):
         return measured if self._offset is None else (self._offset, *measured)
 
     def _lead(self, step: Step, value: Mapping[str, Any]) -> Decision:
-        reason = self._window.reason(step.index, step.total or self._run.num_inference_steps)
+        reason = self._window.reason(step.index, self._run.total(step))
         reason = reason or self.ready(value)
         if reason:
             return Decision(True, reason)

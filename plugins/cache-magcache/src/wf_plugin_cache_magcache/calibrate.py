@@ -76,7 +76,7 @@ class MagCacheCalibrator(Calibrator):
         if run is None or step.ambiguous:
             self._last.clear()
             return
-        self._place(step, step.total or run.num_inference_steps)
+        self._place(step, run.total(step))
         residual = (output.float() - hidden_states.float()).detach()
         before = self._last.get((step.expert, step.branch))
         if before is not None and before[0] == step.index - 1 and before[1].shape == residual.shape:

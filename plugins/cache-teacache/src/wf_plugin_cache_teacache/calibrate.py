@@ -83,7 +83,7 @@ class TeaCacheCalibrator(Calibrator):
         now = _Last(step.index, signals, (output - hidden_states).detach())
         last = self._last.get((step.expert, step.branch))
         if last is not None and step.index == last.step + 1 and last.residual.shape == now.residual.shape:
-            self._add(step, last, now, step.total or run.num_inference_steps)
+            self._add(step, last, now, run.total(step))
         self._last[step.expert, step.branch] = now
 
     def result(self) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ class LiveState(ResidualState):
         previous = self._signal
         self._counters.add("host_syncs")
         self._signal = signal_at(self._run, self._expert, (solver_timestep(step),), self._settings.signal)
-        reason = self._window.reason(step.index, step.total or self._run.num_inference_steps)
+        reason = self._window.reason(step.index, self._run.total(step))
         if reason or previous is None:
             return self._dense(reason or Reason.NOTHING_CACHED)
         return self._compare(row_distances(self._signal, previous)[0])

@@ -33,3 +33,7 @@ class RunView:
     facts: Facts
     modulation: Modulation = field(repr=False, eq=False)
     now: Callable[[], Step | None] = field(repr=False, eq=False)
+
+    def total(self, step: Step) -> int:
+        """The run's number of solver steps, as the call or else the run says; 0 where nobody has said it."""
+        return step.total or self.num_inference_steps

@@ -78,7 +78,7 @@ class FeatureCache(Technique, ABC):
 
     def total(self, step: Step) -> int:
         """The run's number of solver steps, 0 where nobody has said it."""
-        return step.total or (self._run.num_inference_steps if self._run is not None else 0)
+        return self._run.total(step) if self._run is not None else step.total
 
     def state(self, step: Step) -> CacheState:
         """The state of the call in progress; those of an expert that the run has left behind are dropped."""
