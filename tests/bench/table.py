@@ -65,7 +65,7 @@ def show(title: str, rows: Sequence[Row], note: str = "") -> None:
     """Print the table; with ``--json FILE`` on the command line write it too."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to FILE")
-    arguments = parser.parse_args()
+    arguments, _ = parser.parse_known_args()  # a bench may have options of its own
     print(f"\n{title}")
     width = max(len(row.what) for row in rows)
     for row in rows:
