@@ -2,14 +2,15 @@
 
     python tests/bench/bench_cache_overhead.py [--json FILE]
 
-On tiny-wan. Single steps are timed (two forwards and the sampler, from one callback to the next), all subjects in turns,
-and the quickest of each step counts; what a session costs once per request is not in it (bench_session.py has that).
-The stock pipeline is there twice: the second row says how far the machine itself can be trusted.
+On tiny-wan. Single steps are timed (two forwards and the sampler, from one callback to the next), all subjects in
+turns, and the quickest of each step counts; what a session costs once per request is not in it (bench_session.py has
+that). The stock pipeline is there twice: the second row says how far the machine itself can be trusted.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 import warnings
 from contextlib import ExitStack
@@ -58,7 +59,7 @@ def step_times(pipe: Any, steps: int, batch: int) -> list[float]:
     prompts = ["a red 3 moving left"] * batch
     generator = torch.Generator().manual_seed(1)
     pipe(prompts, **CALL, num_inference_steps=steps, generator=generator, callback_on_step_end=stamp)
-    return [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(stamps)]
 
 
 def measure(steps: int, rounds: int, batch: int, device: str) -> dict[str, float]:
@@ -67,13 +68,19 @@ def measure(steps: int, rounds: int, batch: int, device: str) -> dict[str, float
     pipe = load_quietly(host.model_directory("tiny-wan"), "float32", device)
     with ExitStack() as stack:
         sessions = {name: stack.enter_context(host.session(pipe, request)) for name, request in NEVER.items()}
-        subjects = {"stock": pipe, **{name: session.pipe for name, session in sessions.items()}, "stock, again": pipe}
+        subjects = {
+            "stock": pipe,
+            **{name: session.pipe for name, session in sessions.items()},
+            "stock, again": pipe,
+        }
         quickest: dict[str, list[float]] = {}
         for turn in range(rounds + 1):
             for name, subject in subjects.items():
                 times = step_times(subject, steps, batch)
                 if turn:  # the first round warms up
-                    quickest[name] = [min(pair) for pair in zip(quickest.get(name, times), times, strict=True)]
+                    quickest[name] = [
+                        min(pair) for pair in zip(quickest.get(name, times), times, strict=True)
+                    ]
         for name, session in sessions.items():
             forwards = session.report["steps"]["forwards"]
             assert forwards["computed"] == forwards["called"], (name, forwards)

@@ -24,7 +24,9 @@ SEAMS = (
     "norm_modulate",
     "gated_residual",
     "attention",
+    "qkv",
     "rope",
+    "time_embedding",
     "linear",
 )
 GRID_TOKENS = 12
@@ -74,7 +76,9 @@ def test_sites_and_shapes(case: SimpleNamespace, tiny: SimpleNamespace) -> None:
         "norm_modulate": 3 * blocks,
         "gated_residual": 3 * blocks,
         "attention": 2 * blocks + images,
-        "rope": blocks,
+        "qkv": blocks,
+        "rope": 2 * blocks,
+        "time_embedding": 1,
         "linear": linears,
     }
     assert {seam: len(opened.seen.of(seam)) for seam in SEAMS} == expected

@@ -25,7 +25,9 @@ INNER = (
     "attention",
     "norm_modulate",
     "gated_residual",
+    "qkv",
     "rope",
+    "time_embedding",
     "linear",
     "modulation",
 )

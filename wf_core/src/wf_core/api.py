@@ -23,12 +23,15 @@ from wf_core.kinds.counters import FeatureCounters
 from wf_core.kinds.presets import checkpoint_of, model_id, read_preset, require_own, why_lent
 from wf_core.kinds.runview import RunView
 from wf_core.kinds.scoring import PromptScorer
+from wf_core.kinds.serving import serving
 from wf_core.kinds.techniques import AttentionProvider, Technique, VaeDecoder
+from wf_core.kinds.variants import Variants
 from wf_core.model.bench import Bench, seeded
 from wf_core.model.family import CallPlan, ModelFamily, Schedule
 from wf_core.model.identity import Context, Step
 from wf_core.model.roots import specialise
 from wf_core.model.seams import SEAMS, Handler, Seams, Site
+from wf_core.model.token_rows import TokenRows, dense
 from wf_core.model.wiring import Wiring
 
 API = 1
@@ -70,11 +73,14 @@ __all__ = [
     "StaticSchedule",
     "Step",
     "Technique",
+    "TokenRows",
     "VaeDecoder",
+    "Variants",
     "WfError",
     "Window",
     "Wiring",
     "checkpoint_of",
+    "dense",
     "expert_start",
     "geometry",
     "hookimpl",
@@ -84,6 +90,7 @@ __all__ = [
     "require_own",
     "scheduled",
     "seeded",
+    "serving",
     "solver_timestep",
     "specialise",
     "why_lent",

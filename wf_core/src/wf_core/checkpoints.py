@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from wf_core.broken_packages import BrokenPackage, culprit, surviving
 from wf_core.errors import BadInput
-from wf_core.files import open_file
+from wf_core.files import JSON_BYTES, open_file, read_text
 
 CHUNK = 1 << 22
 DTYPES = ("float32", "bfloat16", "float16")
@@ -20,19 +22,26 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
     """The pipeline that ``model_index.json`` names, on ``device``.
 
     Weights are loaded with ``dtype``, which keeps in fp32 what the model wants in fp32 (a later ``.to(dtype)``
-    would round it). Raises ``BadInput`` with one line when the directory does not load.
+    would round it). Raises ``BadInput`` with one line when the directory does not load, and ``BrokenPackage`` when
+    diffusers cannot be imported beside another installed package.
     """
     check_dtype(dtype)
     check_device(device)
 
     import torch
-    from diffusers import DiffusionPipeline
 
     try:
+        from diffusers import DiffusionPipeline
+
         pipe = DiffusionPipeline.from_pretrained(
             str(directory), dtype=getattr(torch, dtype), local_files_only=True
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        package = culprit(error)
+        if package:
+            raise BrokenPackage(package, error) from error
+        if isinstance(error, SystemExit):
+            raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"cannot load {directory}: {first}") from error
     return pipe if device == "cpu" else pipe.to(device)
@@ -41,7 +50,11 @@ def load_pipeline(directory: Path, dtype: str = "float32", device: str = "cpu") 
 def load_quietly(directory: Path, dtype: str, device: str) -> Any:
     """``load_pipeline`` for a program that owns its process: no bars while loading, and later a bar of the steps only
     on a terminal. Silences the loading of diffusers and transformers from then on.
+
+    An installed package beside which diffusers cannot be imported counts as not installed from then on, and stderr
+    gets one line about it.
     """
+    surviving(lambda: import_classes(directory))
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 
@@ -50,6 +63,32 @@ def load_quietly(directory: Path, dtype: str, device: str) -> Any:
     pipe = load_pipeline(directory, dtype, device)
     pipe.set_progress_bar_config(disable=None)
     return pipe
+
+
+def import_classes(directory: Path) -> None:
+    """Import the classes of diffusers and transformers that ``model_index.json`` names, and nothing else.
+
+    Raises what their import raises. Whatever else is wrong with the directory is left to its loading.
+    """
+    import diffusers
+    import transformers
+
+    libraries = {"diffusers": diffusers, "transformers": transformers}
+    for library, name in _classes(directory):
+        if library in libraries:
+            getattr(libraries[library], name, None)
+
+
+def _classes(directory: Path) -> list[tuple[str, str]]:
+    try:
+        index = json.loads(read_text(directory / "model_index.json", JSON_BYTES))
+    except (OSError, ValueError, BadInput):
+        return []
+    if not isinstance(index, dict):
+        return []
+    pairs = [value for value in index.values() if isinstance(value, list) and len(value) == 2]
+    named = [(one, two) for one, two in pairs if isinstance(one, str) and isinstance(two, str)]
+    return [("diffusers", str(index.get("_class_name"))), *named]
 
 
 def check_dtype(dtype: str) -> str:

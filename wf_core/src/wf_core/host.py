@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from wf_core import hookspecs
-from wf_core.errors import BadInput, PluginFault
+from wf_core.errors import BadInput, PluginFault, Refused
 from wf_core.facts import Facts
 from wf_core.facts.device import device_facts, with_machine
 from wf_core.facts.machines import THIS, machine_profile, world_facts
@@ -25,12 +25,14 @@ from wf_core.facts.model import (
 )
 from wf_core.facts.process import process_facts
 from wf_core.facts.run import run_facts
+from wf_core.kinds.variants import VariantStore
 from wf_core.names import did_you_mean
 from wf_core.plugins.catalog import Catalog
 from wf_core.plugins.discovery import Discovery, PluginRecord, discover
 from wf_core.plugins.loading import load_plugin
 from wf_core.plugins.manifest_files import installed_version
 from wf_core.resolving.environment import request_from_environment
+from wf_core.resolving.judging import TRIED
 from wf_core.resolving.plan import Plan
 from wf_core.resolving.rejudging import refuse
 from wf_core.resolving.resolve import resolve
@@ -54,9 +56,15 @@ class Host:
     """Resolves requests and opens sessions with the plugins of one discovery.
 
     Nothing is imported when a host is made; a plugin's code is imported when a session needs it.
+
+    ``variants`` holds what features made from weights (packed, cast), shared by the sessions that need it. Up to
+    ``variant_budget`` bytes are kept for later sessions when the last one closes, by default none;
+    ``variants.release()`` lets them go.
     """
 
-    def __init__(self, discovery: Discovery, *, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, discovery: Discovery, *, environ: Mapping[str, str] | None = None, variant_budget: int = 0
+    ) -> None:
         self.discovery = discovery
         self._environ = dict(environ or {})
         self.catalog = Catalog.of(discovery)
@@ -64,9 +72,13 @@ class Host:
         self._manager.add_hookspecs(hookspecs)
         self._families: dict[str, ModelFamily] = {}
         self._loading = threading.Lock()
+        self._failures: dict[str, str] = {}
+        self.variants = VariantStore(variant_budget)
 
     @classmethod
-    def discover(cls, path: Sequence[str] | None = None, *, env: bool = False) -> Host:
+    def discover(
+        cls, path: Sequence[str] | None = None, *, env: bool = False, variant_budget: int = 0
+    ) -> Host:
         """A host of every plugin on ``path`` (``sys.path`` by default); ``WF_BLOCK`` and ``WF_ONLY`` count.
 
         With ``env`` the ``WORLDFOUNDRY_*`` variables are read now, and stand for the keys that a request does not give.
@@ -74,7 +86,8 @@ class Host:
         Raises ``BadInput`` when one of them names a plugin that is not there, and under ``WF_STRICT=1`` when a plugin
         is broken or ambiguous.
         """
-        return cls(discover(path).require_sound(), environ=os.environ if env else None)
+        environ = os.environ if env else None
+        return cls(discover(path).require_sound(), environ=environ, variant_budget=variant_budget)
 
     @property
     def plugins(self) -> tuple[PluginRecord, ...]:
@@ -100,7 +113,7 @@ class Host:
         the run to judge, with an initialised ``process_group`` where it is above 1.
         """
         if device == THIS:
-            facts = with_machine(self._model_facts(base, family), self._machine)
+            facts = with_machine(self._model_facts(base, family), self._machine.merged(self._tried()))
         else:
             facts = self._model_facts(base, family).merged(machine_profile(device, self._machine))
         facts = facts.merged(world_facts(world, process_group))
@@ -173,9 +186,30 @@ class Host:
             raise BadInput(
                 "run= belongs to resolving, and this request is a plan already; pass run= to resolve"
             )
-        if not isinstance(request, Plan):
-            request = self.resolve(base, request or {}, run=run, facts=facts)
-        return Session(self, base, request, contents=verify_contents, wait=wait, extra=extra, facts=facts)
+        opening = partial(Session, self, base, contents=verify_contents, wait=wait, extra=extra, facts=facts)
+        if isinstance(request, Plan):
+            return opening(request)
+        while True:  # ends: each turn rules out one feature more, or raises
+            failed = len(self._failures)
+            plan = self.resolve(base, request or {}, run=run, facts=facts)
+            try:
+                return opening(plan)
+            except Refused:
+                if len(self._failures) == failed:
+                    raise
+
+    def remember_failure(self, feature: str, why: str) -> None:
+        """A feature was tried on this machine and cannot be used: from now on it is refused with the reason, and what
+        leaves the choice to the host passes it over. ``forget_failures`` tries anew.
+        """
+        self._failures[feature] = why
+
+    def forget_failures(self) -> None:
+        """Forget what failed when it was tried, for instance after a package was installed."""
+        self._failures.clear()
+
+    def _tried(self) -> Facts:
+        return Facts.of({TRIED + name: why for name, why in self._failures.items()}, "an attempt to use it")
 
     # --- plugins -----------------------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from wf_core.api import CallPlan, ModelFamily, Wiring
+from wf_core.api import CallPlan, ModelFamily, Seams, Wiring, dense
 from wf_plugin_wan import calls, source
 from wf_plugin_wan.closed import close_slot
 from wf_plugin_wan.linear import close_linears, open_linears
 from wf_plugin_wan.modulation import time_signals
 from wf_plugin_wan.open_attention import close_attention, open_attention
-from wf_plugin_wan.open_block import close_block, open_block
+from wf_plugin_wan.open_block import Pass, close_block, open_block, unchanged
 from wf_plugin_wan.open_root import OpenRoot, OpenVaceRoot
 from wf_plugin_wan.root import close_root, install_root
 from wf_plugin_wan.sites import wrapper
@@ -73,20 +73,28 @@ class WanFamily(ModelFamily):
 
 def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
     """From the innermost seam outwards; what nobody claims stays stock."""
-    claimed, wrap = wiring.seams.claimed, wrapper(wiring, expert)
+    claimed, wrap, rows = wiring.seams.claimed, wrapper(wiring, expert), _rows_as_they_come(wiring.seams)
     for block, path, index in _blocks(root):
         if claimed("linear"):
             open_linears(block, wrap, path, index)
         if claimed(*source.SEAMS_OF_ATTENTION):
             open_attention(block.attn1, wrap, f"{path}.attn1", index, "self")
             open_attention(block.attn2, wrap, f"{path}.attn2", index, "cross")
-        if claimed(*source.SEAMS_OF_BLOCK):
-            open_block(block, wrap, path, index)
+        if claimed(*source.SEAMS_OF_BLOCK, "time_embedding"):
+            open_block(block, wrap, path, index, rows)
     forward = None
     if claimed(*source.SEAMS_OF_ROOT):
         kind = OpenVaceRoot if hasattr(root, "vace_blocks") else OpenRoot
         forward = kind(root, wrap).as_forward()
     install_root(root, expert, wiring, wrap, forward)
+
+
+def _rows_as_they_come(seams: Seams) -> Pass:
+    """``TokenRows`` reach the claims of a block's norms and residuals only if the features that made them are alone
+    there; others get tensors.
+    """
+    users = {*seams.claimants("norm_modulate"), *seams.claimants("gated_residual")}
+    return unchanged if users <= set(seams.claimants("time_embedding")) else dense
 
 
 def _uninstall_expert(root: Any) -> None:

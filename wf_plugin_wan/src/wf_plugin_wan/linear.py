@@ -29,7 +29,7 @@ def open_linears(block: nn.Module, wrap: Wrap, path: str, index: int) -> None:
     for name, layer in list(block.named_modules()):
         if isinstance(layer, nn.Linear):
             stock = layer.forward
-            chain = wrap("linear", stock, path=f"{path}.{name}", index=index)
+            chain = wrap("linear", stock, path=f"{path}.{name}", index=index, role=name)
             if chain is not stock:
                 setattr(layer, SLOT, chain)
                 specialise(layer, _namespace)

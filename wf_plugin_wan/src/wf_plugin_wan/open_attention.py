@@ -1,4 +1,4 @@
-"""The open attention processor: ``WanAttnProcessor`` written in the seams ``rope`` and ``attention``.
+"""The open attention processor: ``WanAttnProcessor`` written in the seams ``qkv``, ``rope`` and ``attention``.
 
 Shapes: B batch, L query tokens, S key tokens, H heads, D head size. Everything between the projections and the output
 projection is ``[B, L, H, D]`` in the model's dtype; the rope tables are two ``[1, L, 1, D]`` in fp32.
@@ -17,12 +17,27 @@ from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from wf_plugin_wan.sites import Wrap
 from wf_plugin_wan.stock import TEXT_TOKENS
 
+Norm = Callable[[torch.Tensor], torch.Tensor]
+Tables = tuple[torch.Tensor, torch.Tensor]
 
-def apply_rope(
-    query: torch.Tensor, key: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
+
+def project(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value ``[B, L, H * D]`` of a self-attention."""
+    projected: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = transformer_wan._get_qkv_projections(
+        attn, hidden_states, None
+    )
+    return projected
+
+
+def norm_and_rotate(
+    query: torch.Tensor, key: torch.Tensor, norms: tuple[Norm, Norm], heads: int, tables: Tables | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotates interleaved pairs of query and key ``[B, L, H, D]`` by the tables (cos, sin)."""
-    return _rotate(query, *tables), _rotate(key, *tables)
+    """Norms query ``[B, Lq, H * D]`` and key ``[B, Lk, H * D]`` over all heads, splits them into heads, and rotates
+    interleaved pairs by the tables (cos, sin), if there are any.
+    """
+    query = norms[0](query).unflatten(2, (heads, -1))
+    key = norms[1](key).unflatten(2, (heads, -1))
+    return (query, key) if tables is None else (_rotate(query, *tables), _rotate(key, *tables))
 
 
 def _rotate(x: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: torch.Tensor) -> torch.Tensor:
@@ -51,10 +66,13 @@ class OpenProcessor(WanAttnProcessor):  # type: ignore[misc]
         own, image = self._dispatch_self if role == "self" else self._dispatch, self._dispatch
         self._attend = wrap("attention", own, role=role, **here)
         self._attend_image: Callable[..., torch.Tensor] = image
-        self._rope: Callable[..., tuple[torch.Tensor, torch.Tensor]] = apply_rope
+        self._rope = wrap("rope", norm_and_rotate, role=role, **here)
+        self._project: Callable[..., tuple[torch.Tensor, ...]] = project
         if role == "self":
-            self._rope = wrap("rope", apply_rope, role=role, **here)
-        self.claimed = self._attend is not own or self._rope is not apply_rope
+            self._project = wrap("qkv", project, role=role, **here)
+        self.claimed = (
+            self._attend is not own or self._rope is not norm_and_rotate or self._project is not project
+        )
 
     def open_image(self, wrap: Wrap, path: str, index: int) -> None:
         """The second attention of a cross-attention with image tokens: a site of its own, role ``image``."""
@@ -64,7 +82,7 @@ class OpenProcessor(WanAttnProcessor):  # type: ignore[misc]
 
     def close(self) -> WanAttnProcessor:
         """Drop the seams, which refer back to this processor; returns the stock one."""
-        del self._attend, self._attend_image, self._rope
+        del self._attend, self._attend_image, self._rope, self._project
         return self._stock
 
     def __call__(
@@ -82,12 +100,14 @@ class OpenProcessor(WanAttnProcessor):  # type: ignore[misc]
             image_context = encoder_hidden_states[:, :image_tokens]
             encoder_hidden_states = encoder_hidden_states[:, image_tokens:]
 
-        query, key, value = transformer_wan._get_qkv_projections(attn, hidden_states, encoder_hidden_states)
-        query = attn.norm_q(query).unflatten(2, (attn.heads, -1))
-        key = attn.norm_k(key).unflatten(2, (attn.heads, -1))
+        if encoder_hidden_states is None:
+            query, key, value = self._project(attn, hidden_states)
+        else:
+            query, key, value = transformer_wan._get_qkv_projections(
+                attn, hidden_states, encoder_hidden_states
+            )
+        query, key = self._rope(query, key, (attn.norm_q, attn.norm_k), attn.heads, rotary_emb)
         value = value.unflatten(2, (attn.heads, -1))
-        if rotary_emb is not None:
-            query, key = self._rope(query, key, rotary_emb)
 
         image_out = None
         if image_context is not None:

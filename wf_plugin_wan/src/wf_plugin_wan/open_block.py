@@ -1,8 +1,8 @@
 """The open block: the forwards of ``WanTransformerBlock`` and ``WanVACETransformerBlock`` written in seam calls.
 
 Shapes: x ``[B, L, D]`` in the model's dtype; shift, scale and gate ``[B, 1, D]``, or ``[B, L, D]`` with per-token
-timesteps, in fp32. The cross-attention has neither: its ``norm_modulate`` is called with scale and shift None and its
-``gated_residual`` with gate None.
+timesteps, in fp32, or ``TokenRows`` in place of these for the features that made them. The cross-attention has neither:
+its ``norm_modulate`` is called with scale and shift None and its ``gated_residual`` with gate None.
 """
 
 from __future__ import annotations
@@ -12,33 +12,39 @@ from typing import Any
 
 import torch
 
+from wf_core.api import TokenRows, dense
 from wf_plugin_wan.sites import Span, Wrap
 
-Rows = tuple[torch.Tensor, ...]
+Row = torch.Tensor | TokenRows
+Rows = tuple[Row, ...]
 """shift, scale, gate of the self-attention, then of the feed-forward."""
+Pass = Callable[[Row], Row]
+"""What is done to a row before it goes to a seam: nothing, or written out."""
 
 
 def norm_modulate(
     norm: Callable[[torch.Tensor], torch.Tensor],
     x: torch.Tensor,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
+    scale: Row | None,
+    shift: Row | None,
 ) -> torch.Tensor:
     """``norm(x) * (1 + scale) + shift`` in fp32, returned in x's dtype; only the norm when scale is None."""
     if scale is None or shift is None:
         return norm(x.float()).type_as(x)
-    return (norm(x.float()) * (1 + scale) + shift).type_as(x)
+    return (norm(x.float()) * (1 + dense(scale)) + dense(shift)).type_as(x)
 
 
-def gated_residual(x: torch.Tensor, out: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+def gated_residual(x: torch.Tensor, out: torch.Tensor, gate: Row | None) -> torch.Tensor:
     """``x + out * gate`` in fp32, returned in x's dtype; ``x + out`` in x's dtype when gate is None."""
     if gate is None:
         return x + out
-    return (x.float() + out * gate).type_as(x)
+    return (x.float() + out * dense(gate)).type_as(x)
 
 
-def modulation_rows(table: torch.Tensor, temb: torch.Tensor) -> Rows:
+def modulation_rows(table: torch.Tensor, temb: Row) -> Rows:
     """The six fp32 rows of ``table`` ``[1, 6, D]`` plus the time signal ``[B, 6, D]`` or ``[B, L, 6, D]``."""
+    if isinstance(temb, TokenRows):
+        return tuple(TokenRows(row, temb.index) for row in modulation_rows(table, temb.values))
     if temb.ndim == 4:
         return tuple(row.squeeze(2) for row in (table.unsqueeze(0) + temb.float()).chunk(6, dim=2))
     return (table.to(temb.device) + temb.float()).chunk(6, dim=1)
@@ -47,11 +53,12 @@ def modulation_rows(table: torch.Tensor, temb: torch.Tensor) -> Rows:
 class OpenBlock:
     """``forward`` of one ``WanTransformerBlock`` of the copy, with the same parameters as the stock one."""
 
-    def __init__(self, block: Any, wrap: Wrap, path: str, index: int) -> None:
+    def __init__(self, block: Any, wrap: Wrap, path: str, index: int, rows: Pass = dense) -> None:
         def site(name: str, role: str) -> dict[str, Any]:
             return {"path": f"{path}.{name}", "index": index, "role": role}
 
         self._block = block
+        self._rows = rows
         self._attend_self = Span(block.attn1, wrap, "branch", **site("attn1", "self"))
         self._attend_cross = Span(block.attn2, wrap, "branch", **site("attn2", "cross"))
         self._feed_forward = Span(block.ffn, wrap, "branch", **site("ffn", "ffn"))
@@ -66,16 +73,14 @@ class OpenBlock:
         self,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
-        temb: torch.Tensor,
+        temb: Row,
         rotary_emb: Any,
     ) -> Any:
         return self._layers(hidden_states, encoder_hidden_states, temb, rotary_emb)
 
-    def _layers(
-        self, x: torch.Tensor, text: torch.Tensor, temb: torch.Tensor, rotary_emb: Any
-    ) -> torch.Tensor:
-        block = self._block
-        shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = modulation_rows(block.scale_shift_table, temb)
+    def _layers(self, x: torch.Tensor, text: torch.Tensor, temb: Row, rotary_emb: Any) -> torch.Tensor:
+        block, rows = self._block, modulation_rows(self._block.scale_shift_table, temb)
+        shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = (self._rows(row) for row in rows)
         y = self._norm_self(block.norm1, x, scale, shift)
         x = self._add_self(x, self._attend_self(y, None, None, rotary_emb), gate)
         y = self._norm_cross(block.norm2, x, None, None)
@@ -93,7 +98,7 @@ class OpenVaceBlock(OpenBlock):
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
         control_hidden_states: torch.Tensor,
-        temb: torch.Tensor,
+        temb: Row,
         rotary_emb: Any,
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         block = self._block
@@ -103,10 +108,15 @@ class OpenVaceBlock(OpenBlock):
         return (None if block.proj_out is None else block.proj_out(control)), control
 
 
-def open_block(block: Any, wrap: Wrap, path: str, index: int) -> None:
+def unchanged(row: Row) -> Row:
+    """The row as it is."""
+    return row
+
+
+def open_block(block: Any, wrap: Wrap, path: str, index: int, rows: Pass) -> None:
     """Give one block of the copy the open forward."""
     kind = OpenVaceBlock if hasattr(block, "proj_out") else OpenBlock
-    block.forward = kind(block, wrap, path, index)
+    block.forward = kind(block, wrap, path, index, rows)
 
 
 def close_block(block: Any) -> None:

@@ -1,7 +1,9 @@
-"""The open root: the forwards of both Wan transformers written in the seams ``modulation``, ``stack`` and ``block``.
+"""The open root: the forwards of both Wan transformers written in the seams ``time_embedding``, ``modulation``,
+``stack`` and ``block``.
 
 Shapes: hidden_states ``[B, C, T', H', W']`` in; x ``[B, L, D]`` with L = T*H*W tokens between patch embedding and head;
-temb ``[B, D]`` and timestep_proj ``[B, 6, D]``, or ``[B, L, D]`` and ``[B, L, 6, D]`` with per-token timesteps.
+temb ``[B, D]`` and timestep_proj ``[B, 6, D]``, or ``[B, L, D]`` and ``[B, L, 6, D]`` with per-token timesteps, each a
+tensor or ``TokenRows``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.utils import apply_lora_scale
 
+from wf_core.api import TokenRows, dense
+from wf_plugin_wan.conditions import embed_all, embed_text, embed_time
 from wf_plugin_wan.sites import Span, Wrap
 
 
@@ -72,6 +76,7 @@ class OpenRoot:
     def __init__(self, root: Any, wrap: Wrap) -> None:
         self._stack = Span(self.blocks(root, wrap), wrap, "stack")
         self._modulation = wrap("modulation", no_modulation)
+        self._embed_time = Span(embed_time, wrap, "time_embedding")
 
     def as_forward(self) -> Callable[..., Any]:
         """The function of ``(root, ...)``, under the stock forward's decorator."""
@@ -93,13 +98,22 @@ class OpenRoot:
         rotary_emb = root.rope(hidden_states)
         x = self._embed(root, hidden_states)
         control_args = self._control(root, x, **control)
-        temb, timestep_proj, text = embed_conditions(
+        temb, timestep_proj, text = self._conditions(
             root, timestep, encoder_hidden_states, encoder_hidden_states_image
         )
-        self._modulation(temb, timestep_proj)
+        if self._modulation is not no_modulation:
+            self._modulation(dense(temb), dense(timestep_proj))
         x = self._stack(x, text, timestep_proj, rotary_emb, *control_args)
         sample = unpatchify(project_out(root, x, temb), shape, root.config.patch_size)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+    def _conditions(
+        self, root: Any, timestep: torch.Tensor, text: torch.Tensor, image: torch.Tensor | None
+    ) -> tuple[Any, Any, torch.Tensor]:
+        if not self._embed_time.claimed:
+            return embed_all(root, timestep, text, image)
+        temb, timestep_proj = self._embed_time(timestep, root, text.dtype)
+        return temb, timestep_proj, embed_text(root, text, image)
 
     def _embed(self, root: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         x: torch.Tensor = root.patch_embedding(hidden_states)
@@ -141,30 +155,23 @@ class OpenVaceRoot(OpenRoot):
         return torch.cat([control, padding], dim=1), scales
 
 
-def embed_conditions(
-    root: Any, timestep: torch.Tensor, text: torch.Tensor, image: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """temb, timestep_proj, and the context: image tokens, if any, before the text tokens."""
-    length = timestep.shape[1] if timestep.ndim == 2 else None
-    if length is not None:
-        timestep = timestep.flatten()
-    temb, proj, text, image = root.condition_embedder(timestep, text, image, timestep_seq_len=length)
-    proj = proj.unflatten(1 if length is None else 2, (6, -1))
-    return temb, proj, text if image is None else torch.concat([image, text], dim=1)
-
-
-def project_out(root: Any, x: torch.Tensor, temb: torch.Tensor) -> torch.Tensor:
+def project_out(root: Any, x: torch.Tensor, temb: torch.Tensor | TokenRows) -> torch.Tensor:
     """The output head on x ``[B, L, D]`` -> ``[B, L, C_out * p_t * p_h * p_w]``."""
-    table = root.scale_shift_table.to(temb.device)
-    if temb.ndim == 3:
-        shift, scale = (table.unsqueeze(0) + temb.unsqueeze(2)).chunk(2, dim=2)
-        shift, scale = shift.squeeze(2), scale.squeeze(2)
-    else:
-        shift, scale = (table + temb.unsqueeze(1)).chunk(2, dim=1)
-    shift, scale = shift.to(x.device), scale.to(x.device)
+    shift, scale = (dense(row).to(x.device) for row in _rows_out(root, temb))
     x = (root.norm_out(x.float()) * (1 + scale) + shift).type_as(x)
     out: torch.Tensor = root.proj_out(x)
     return out
+
+
+def _rows_out(root: Any, temb: torch.Tensor | TokenRows) -> tuple[torch.Tensor | TokenRows, ...]:
+    """Shift and scale of the head, ``[B, 1, D]``, or ``[B, L, D]`` with per-token timesteps."""
+    if isinstance(temb, TokenRows):
+        return tuple(TokenRows(dense(row), temb.index) for row in _rows_out(root, temb.values))
+    table = root.scale_shift_table.to(temb.device)
+    if temb.ndim == 3:
+        shift, scale = (table.unsqueeze(0) + temb.unsqueeze(2)).chunk(2, dim=2)
+        return shift.squeeze(2), scale.squeeze(2)
+    return (table + temb.unsqueeze(1)).chunk(2, dim=1)
 
 
 def unpatchify(tokens: torch.Tensor, shape: torch.Size, patch: tuple[int, int, int]) -> torch.Tensor:

@@ -20,6 +20,7 @@ TESTED_0_42_1 = {
     "WanVACETransformerBlock": "743d72ddec387bb25eadc25cb3a9bfd6401d833d0fb3f852205ad3345bf5e5ce",
     "WanAttnProcessor": "422e95da65cbd7b48b4dd338f24be653abc6f2aa4919e8cb96a9f5c0dace9b6f",
     "WanAttention": "6f04ae64178b6c43c072a47787b872094db1b0e166f8842bc8e4954815a8e250",
+    "WanTimeTextImageEmbedding": "3562012362b1d4e62f9bc5f3b2aaac827cde14e0c092d9413c0115f41b1addf3",
     "_get_qkv_projections": "657bbdb508a6c6120c3d94d251700f0d6245facbc02564c99be01efab1679369",
     "_get_added_kv_projections": "93d1cc08f37ffd7aea8d887132f5f4341e3a21d03638efd229e9be72ba6f5622",
 }
@@ -28,9 +29,10 @@ TESTED = {name: frozenset({known}) for name, known in TESTED_0_42_1.items()}
 
 ATTENTION = ("WanAttnProcessor", "WanAttention", "_get_qkv_projections", "_get_added_kv_projections")
 
-SEAMS_OF_ROOT = ("stack", "block", "modulation")
+SEAMS_OF_ROOT = ("stack", "block", "modulation", "time_embedding")
+"""``time_embedding`` opens the embedder too."""
 SEAMS_OF_BLOCK = ("branch", "norm_modulate", "gated_residual")
-SEAMS_OF_ATTENTION = ("attention", "rope")
+SEAMS_OF_ATTENTION = ("attention", "qkv", "rope")
 
 
 def stock_object(name: str) -> Any:
@@ -60,6 +62,7 @@ def unavailable_in(root: Any, name: str) -> dict[str, str]:
     processors = [getattr(attn, "processor", None) for attn in attentions]
     reasons = {
         SEAMS_OF_ROOT: _why(name, [root]),
+        ("time_embedding",): _why(f"{name}.condition_embedder", [getattr(root, "condition_embedder", None)]),
         SEAMS_OF_BLOCK: _why(f"{name}.blocks", blocks),
         SEAMS_OF_ATTENTION: _why(f"{name}.blocks attention", processors, ATTENTION),
     }

@@ -41,7 +41,7 @@ class FeatureCounters:
     """One feature's view of the counters of whichever run is open. What a technique counts with."""
 
     def __init__(self, feature: str) -> None:
-        self._feature = feature
+        self.feature = feature
         self._run = Counters()
 
     def open(self, run: Counters) -> None:
@@ -50,8 +50,8 @@ class FeatureCounters:
 
     def add(self, name: str, amount: int = 1) -> None:
         """Counts something that was done in this run; a name is made on first use."""
-        self._run.add(self._feature, name, amount)
+        self._run.add(self.feature, name, amount)
 
     def fall_back(self, seam: str, reason: str) -> None:
         """Counts a call at a seam that the feature left to the stock code, with the reason for the report."""
-        self._run.fall_back(self._feature, seam, reason)
+        self._run.fall_back(self.feature, seam, reason)

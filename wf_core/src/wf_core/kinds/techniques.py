@@ -2,8 +2,12 @@
 
 A technique is built once per session and lives as long as it. Its handlers are bound into the seams; the host opens
 and closes each run around it. A technique raises ``Ineligible`` for a call that it cannot serve: the host then fails
-the run, or, with ``on_ineligible="dense"``, counts a fallback and computes that call by the stock code. It must not
-catch out-of-memory.
+the run, or, with ``on_ineligible="dense"``, counts a fallback and computes that call by the stock code. Raised by
+``prepare``, it refuses the session: the feature cannot be used on this machine. It must not catch out-of-memory.
+
+In code that ``torch.compile`` traces, a handler must count nothing and look at neither ``site.path`` nor ``site.index``
+(one graph per block would follow). It calls a custom operator instead, whose implementation finds the technique by
+``serving(feature)``. Attention providers get that from their base class.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from wf_core.kinds.runview import RunView
+    from wf_core.kinds.variants import Variants
     from wf_core.model.seams import Handler, Site
 
 
@@ -25,17 +30,29 @@ class Technique:
     """The common part: life cycle, counters, and the handlers for the seams that the manifest declares."""
 
     counters: FeatureCounters
+    """Set by the host before ``prepare``."""
+    variants: Variants
+    """What this feature made from the base's weights, shared by sessions on one base; set before ``prepare``."""
+    dense_when_ineligible = False
+    """Whether calls that it cannot serve go to the stock code (``on_ineligible="dense"``); set by the host, which does
+    that itself around handlers: only a custom operator has to look.
+    """
 
     def handlers(self) -> Mapping[str, Handler]:
         """Seam name -> ``handler(inner, site, *args)``. Only seams that the manifest declares are accepted."""
         return {}
 
-    def roles(self) -> Collection[str]:
-        """Roles of the sites wanted; empty for all."""
+    def roles(self) -> Collection[str] | Mapping[str, Collection[str]]:
+        """Roles of the sites wanted, on all its seams or by seam; none named for a seam means all of its sites."""
         return ()
 
     def prepare(self, components: Mapping[str, Any]) -> None:
-        """Called once, before the seams are bound, with the session's own copies of the components by name."""
+        """Called once, before the seams are bound, with the session's own copies of the components by name.
+
+        Raises ``Ineligible`` where the feature cannot be used here (a package that does not import, a kernel that does
+        not run): the session is refused with the reason, or, if the request left the choice to the host, opened with
+        the next candidate.
+        """
 
     def process_settings(self) -> Mapping[str, Any]:
         """Process-wide settings to hold while the session is open, by the names of the guard's ``GLOBAL_SETTERS``.
@@ -81,6 +98,10 @@ class AttentionProvider(Technique, ABC):
         """
 
     def handlers(self) -> Mapping[str, Handler]:
+        from wf_core.kinds import operators
+
+        self._is_compiling: Callable[[], bool] = operators.is_compiling
+        self._in_graph: Callable[..., torch.Tensor] = operators.attend
         return {"attention": self._around}
 
     def _around(
@@ -92,6 +113,14 @@ class AttentionProvider(Technique, ABC):
         value: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
+        if self._is_compiling():
+            return self._in_graph(query, key, value, mask, self.counters.feature)
+        return self.counted(query, key, value, mask)
+
+    def counted(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``attend``, with the attempt and the success counted and the shape of the result checked."""
         self.counters.add("attempts")
         out = self.attend(query, key, value, mask)
         if out.shape != query.shape:

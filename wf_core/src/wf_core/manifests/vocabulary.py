@@ -68,8 +68,28 @@ _SEAMS = (
     Seam(
         "gated_residual", "block", "args: x, out [B, L, D], gate (None where the model has none) -> [B, L, D]"
     ),
-    Seam("linear", "denoiser", "a named linear layer; args: x [..., in] -> [..., out]"),
-    Seam("rope", "denoiser", "args: query, key [B, L, H, D], (cos, sin) -> (query, key)"),
+    Seam(
+        "linear",
+        "denoiser",
+        "a named linear layer; args: x [..., in] -> [..., out]; its role is its path below the block",
+    ),
+    Seam(
+        "qkv",
+        "branch",
+        "the projections of a self-attention; args: attention module, x [B, L, D] -> query, key, value [B, L, H * D]",
+    ),
+    Seam(
+        "rope",
+        "branch",
+        "norm and rotation of query and key; args: query [B, Lq, H * D], key [B, Lk, H * D], (norm of query, norm of "
+        "key), H, (cos, sin) or None for a cross-attention -> query [B, Lq, H, D], key [B, Lk, H, D]",
+    ),
+    Seam(
+        "time_embedding",
+        "denoiser",
+        "args: timestep [B], or [B, L] per token -> temb [B, D], timestep_proj [B, 6, D], or per token [B, L, D] and "
+        "[B, L, 6, D], each a tensor or both TokenRows",
+    ),
     Seam(
         "modulation",
         "denoiser",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wf_core.errors import PluginFault
+from wf_core.kinds.serving import served_by
 from wf_core.model.seams import Seams, Site
 
 if TYPE_CHECKING:
     import torch
 
+    from wf_core.kinds.techniques import Technique
     from wf_core.model.identity import Context, Step
     from wf_core.sessions.run import Run
 
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 class Wiring:
     """Shared by the session and the copies' roots. ``run`` is None between runs."""
 
-    def __init__(self, seams: Seams) -> None:
+    def __init__(self, seams: Seams, techniques: Mapping[str, Technique] | None = None) -> None:
         self.seams = seams
+        self.techniques: Mapping[str, Technique] = techniques or {}
         self.run: Run | None = None
         self.begin_schedule: Callable[[tuple[float, ...]], None] = _no_schedule
         self._closed = False
@@ -52,7 +55,8 @@ class Wiring:
         run.count_call(step)
         self._step = step
         try:
-            return compute()
+            with served_by(self.techniques):
+                return compute()
         finally:
             self._step = None
 
@@ -65,6 +69,7 @@ class Wiring:
         self._closed = True
         self.run = None
         self.seams = Seams()
+        self.techniques = {}
         self.begin_schedule = _no_schedule
 
     def require(self, result: object, shape: tuple[int, ...], *seams: str) -> None:

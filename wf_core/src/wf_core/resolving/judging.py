@@ -25,6 +25,8 @@ from wf_core.resolving.rules import (
 )
 
 CONDITION = "WF-F001"
+TRIED = "tried."
+"""Prefix of the fact that a feature failed on this machine when it was tried, with the reason."""
 MOST_REPAIRED = 40
 """For the reasons after these no changes are looked for: nobody tries so many."""
 SET_BY = "the request's "
@@ -181,6 +183,8 @@ def _usable(demand: Demand, offer: Offer, facts: Facts, catalog: Catalog) -> Ite
     if offer.record.state != "available":
         reason = f"{feature} comes from the plugin {offer.plugin}, which is {offer.state}: {offer.reason}."
         yield Violation("WF-P001", "forbid", reason, (*names, offer.plugin))
+    if (why := facts.get(TRIED + feature)) is not None:
+        yield Violation("WF-S003", "forbid", cannot_be_used(feature, str(why)), names)
     family = facts.get("model.family")
     if family is None or catalog.family_plugin(family) is None:
         return
@@ -193,6 +197,11 @@ def _usable(demand: Demand, offer: Offer, facts: Facts, catalog: Catalog) -> Ite
     if missing:
         reason = f"the model family {family} does not offer {', '.join(missing)}, where {feature} works."
         yield Violation("WF-M004", "forbid", reason, (*names, "family"))
+
+
+def cannot_be_used(feature: str, why: str) -> str:
+    """The sentence for a feature that failed when it was tried."""
+    return f"{feature} could not be used on this machine when it was tried: {why.rstrip('.')}."
 
 
 def _causes(demand: Demand, offer: Offer, options: Mapping[str, Any], facts: Facts) -> tuple[Cause, ...]:

@@ -45,11 +45,11 @@ T = TypeVar("T")
 
 def ask(plan: Plan, name: str, where: str, kind: type[T] | tuple[type[T], ...], call: Callable[[], Any]) -> T:
     """What a technique answers, if it is of the promised type. Raises ``PluginFault`` that names plugin and place
-    for anything that it raises instead, or answers; errors of the host's own kinds pass.
+    for anything that it raises instead, or answers; errors of the host's own kinds and ``Ineligible`` pass.
     """
     try:
         answer = call()
-    except WfError:
+    except (WfError, Ineligible):
         raise
     except (Exception, SystemExit) as error:
         raise PluginFault(plugin_of(plan, name), where, f"{type(error).__name__}: {error}") from error

@@ -13,8 +13,10 @@ from wf_core.hookspecs import HOOK_OF_KIND
 from wf_core.isolation.copying import copy_module, copy_pipeline
 from wf_core.kinds.counters import FeatureCounters
 from wf_core.kinds.techniques import Technique
+from wf_core.kinds.variants import Variants
 from wf_core.model.seams import SEAMS, Handler, Seams, Site
 from wf_core.model.wiring import Wiring
+from wf_core.resolving.judging import cannot_be_used
 from wf_core.resolving.plan import Violation
 from wf_core.resolving.rejudging import refuse
 from wf_core.sessions.blame import ask, attribute, each, plugin_of
@@ -50,12 +52,11 @@ def open_copy(
     components: Mapping[str, Any] = {}
     try:
         copy, components = copy_base(family, base)
-        wiring = Wiring(claim_seams(plan, techniques))
+        wiring = Wiring(claim_seams(plan, techniques), techniques)
         if wiring.seams.claimed(*SEAMS):
             refuse_unavailable(plan, family.unavailable_seams(components), wiring.seams)
         for name, technique in techniques.items():
-            technique.counters = FeatureCounters(name)
-            ask(plan, name, "activation", type(None), partial(technique.prepare, components))
+            prepare(host, plan, name, technique, components)
         family.install(components, wiring)
         wiring.bind_schedule()
         refuse_unattached(plan, techniques, wiring.seams)
@@ -67,6 +68,22 @@ def open_copy(
             raise
         raise told from error
     return Opened(copy, hasattr(base, "components"), components, family, wiring, techniques)
+
+
+def prepare(host: Host, plan: Plan, name: str, technique: Technique, components: Mapping[str, Any]) -> None:
+    """Hand a technique what it works with, and let it prepare. One that finds that it cannot work here is refused, and
+    the host remembers it.
+    """
+    technique.counters = FeatureCounters(name)
+    technique.variants = Variants(host.variants, name)
+    technique.dense_when_ineligible = plan.host_keys_dict().get("on_ineligible") == "dense"
+    try:
+        ask(plan, name, "activation", type(None), partial(technique.prepare, components))
+    except Ineligible as why:
+        host.remember_failure(name, str(why))
+        feature = plan.feature(name)
+        keys = (name,) if feature is None or not feature.switch else (feature.switch, name)
+        refuse(plan, [Violation("WF-S003", "forbid", cannot_be_used(name, str(why)), keys)])
 
 
 def build_techniques(host: Host, plan: Plan, facts: Facts) -> dict[str, Technique]:
@@ -110,7 +127,7 @@ def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
     declared = {feature.name: feature for feature in plan.features}
     for name, technique in techniques.items():
         handlers = ask(plan, name, "handlers()", Mapping, technique.handlers)
-        roles = tuple(ask(plan, name, "roles()", (tuple, list, set, frozenset), technique.roles))
+        roles = ask(plan, name, "roles()", (tuple, list, set, frozenset, Mapping), technique.roles)
         for seam, handler in handlers.items():
             if not callable(handler):
                 raise PluginFault(
@@ -123,7 +140,7 @@ def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
                 )
             if plan.host_keys_dict().get("on_ineligible") == "dense":
                 handler = dense_when_ineligible(technique, seam, handler)
-            seams.claim(seam, name, handler, roles)
+            seams.claim(seam, name, handler, roles.get(seam, ()) if isinstance(roles, Mapping) else roles)
     return seams
 
 
@@ -166,8 +183,13 @@ def refuse_unattached(plan: Plan, techniques: Mapping[str, Technique], seams: Se
 
 
 def close_all(techniques: Mapping[str, Technique]) -> list[tuple[str, Exception]]:
-    """Close every technique, the last first; returns what failed."""
-    return each(techniques, lambda technique: technique.close())
+    """Close every technique, the last first; returns what failed. Its variants are given back in any case."""
+    try:
+        return each(techniques, lambda technique: technique.close())
+    finally:
+        for technique in techniques.values():
+            if (held := getattr(technique, "variants", None)) is not None:
+                held.close()
 
 
 def _who(plan: Plan, seam: str) -> tuple[str, ...]:

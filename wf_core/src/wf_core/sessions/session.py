@@ -11,6 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from wf_core.errors import BadInput, BaseModified, Busy, PluginFault
 from wf_core.facts.run import run_facts
 from wf_core.isolation.guard import process_global
@@ -21,6 +23,7 @@ from wf_core.resolving.rejudging import not_activatable, refuse, rejudge, rejudg
 from wf_core.resolving.saved import changed_since
 from wf_core.sessions import driver, open_sessions
 from wf_core.sessions.blame import ask, fault_of, plugin_of
+from wf_core.sessions.gradients import grad_fact
 from wf_core.sessions.memory import held_bytes
 from wf_core.sessions.opening import Opened, close_all, open_copy
 from wf_core.sessions.report import Report, pending_report
@@ -137,6 +140,7 @@ class Session:
         arguments = driver.bind(stock, args, kwargs)
         with self._one_at_a_time() as opened:
             plan = opened.family.plan_call(self.pipe, arguments)
+            plan = attrs.evolve(plan, facts={**plan.facts, **grad_fact(opened, stock)})
             with self._watching(), self._runner.running(plan, self.reports) as run:
                 result = stock(*args, **kwargs)
                 if getattr(self.pipe, "_interrupt", False):
@@ -164,6 +168,7 @@ class Session:
         told = {"num_inference_steps": num_inference_steps or len(steps) or None, **facts}
         known = {name: fact.value for name, fact in run_facts(told).items()} | {"run.branches": branches}
         with self._one_at_a_time() as opened:
+            known = {**grad_fact(opened), **known}
             expert = next(iter(opened.family.roots(opened.components)))
             plan = CallPlan(Schedule(steps, (expert,) * len(steps)), branches, known)
             with self._watching(own_thread=False), self._runner.running(plan, self.reports) as run:
