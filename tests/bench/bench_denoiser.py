@@ -1,6 +1,6 @@
 """One forward of Wan denoisers on a CUDA device: stock diffusers and the exact stack, in turns, in one process.
 
-    python tests/bench/bench_denoiser.py [--only NAME ...] [--compile] [--skip-attention] [--json FILE]
+    python tests/bench/bench_denoiser.py [--only NAME ...] [--compile] [--layers N] [--skip-attention] [--json FILE]
 
 Published shapes with random weights and random inputs. Milliseconds are medians of CUDA events over forwards in turns
 after a warm-up; peak memory is what a forward needs beside the weights. Errors are relative to a float64 forward
@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from attention_calls import attention_table
 from denoisers import DENOISERS, Denoiser, build, call
@@ -105,7 +106,7 @@ def numerics(host: Host, model: Any, denoiser: Denoiser) -> dict[str, Any]:
     }
 
 
-def forwards(host: Host, name: str, denoiser: Denoiser, compiled: bool, cast_whole: bool) -> dict[str, Any]:
+def forwards(host: Host, denoiser: Denoiser, compiled: bool, cast_whole: bool) -> dict[str, Any]:
     """All of one denoiser, by the keys of the JSON."""
     model, arguments = build(denoiser), call(denoiser)
     with ExitStack() as stack:
@@ -137,9 +138,7 @@ def forwards(host: Host, name: str, denoiser: Denoiser, compiled: bool, cast_who
         answer[f"{subject}_peak_mib"] = round(figures["peak_mib"])
     answer["ratio"] = round(answer["ours_exact_ms"] / answer["stock_ms"], 4)
     answer["effective"] = {f: claim["state"] for f, claim in exact.report["effective"].items()}
-    answer["attention"] = next(iter(exact.report["effective"]))
-    with torch.no_grad():
-        answer["numerics"] = numerics(host, model, denoiser)
+    answer["numerics"] = numerics(host, model, denoiser)
     return answer
 
 
@@ -165,6 +164,7 @@ def main() -> None:
         "--compile", action="store_true", help="stock and ours compiled too, for the first denoiser"
     )
     parser.add_argument("--skip-attention", action="store_true")
+    parser.add_argument("--layers", type=int, help="fewer blocks, for a quick look")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -181,7 +181,10 @@ def main() -> None:
         keep()
     for number, name in enumerate(options.only):
         first = number == 0
-        answer[name] = forwards(host, name, DENOISERS[name], options.compile and first, first)
+        denoiser = DENOISERS[name]
+        if options.layers:
+            denoiser = attrs.evolve(denoiser, config={**denoiser.config, "num_layers": options.layers})
+        answer[name] = forwards(host, denoiser, options.compile and first, first)
         print(name, json.dumps(answer[name], indent=2), flush=True)
         keep()
         gc.collect()
