@@ -44,7 +44,7 @@ def test_names_and_the_group_that_picks_the_best(manifest):
         "flash4": ("flash4",),
     }
     assert all(select.groups == ("flash", "auto") for select in selects.values())
-    assert all(feature.state.startswith("unavailable:") for feature in manifest.features)
+    assert all(feature.tier == "equivalent" and feature.bounds for feature in manifest.features)
 
 
 def test_the_order_is_the_measured_one_on_hopper(manifest):
@@ -102,3 +102,10 @@ def test_architectures(manifest, sm, served):
 )
 def test_a_package_that_is_missing_or_too_old(manifest, name, package, version):
     assert unmet(manifest, name, HOPPER | {f"package.{package}": version}) == ["WF-A022"]
+
+
+@pytest.mark.parametrize(
+    ("sm", "size", "codes"), [(90, 192, []), (100, 192, ["WF-A024"]), (100, 256, []), (100, 128, [])]
+)
+def test_flash4_has_the_sizes_in_between_on_hopper_only(manifest, sm, size, codes):
+    assert unmet(manifest, "flash4", HOPPER | {"device.sm": sm, "model.head_dim": size}) == codes

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from wf_core.api import Ineligible
+from wf_lib_attention.call import Call
+from wf_lib_attention.machine import Machine
 from wf_plugin_attention_sdpa import flex, operators
-from wf_plugin_attention_sdpa.call import Call
-from wf_plugin_attention_sdpa.operators import Machine
 
 CUDA = torch.device("cuda", 0)
 SHAPE = (1, 1024, 8, 128)

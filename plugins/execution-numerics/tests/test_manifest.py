@@ -41,7 +41,7 @@ def test_switches(manifest):
         "torch_dtype": ("value", ()),
     }
     assert manifest.switches[-1].aliases == ("dit_weight_dtype",)
-    assert all(feature.state.startswith("unavailable:") for feature in manifest.features)
+    assert not any(feature.state for feature in manifest.features)
 
 
 def test_each_has_a_slot_of_its_own(manifest):
@@ -59,6 +59,19 @@ def test_what_stays_legal_in_training(manifest):
         feature.name for feature in manifest.features if "training-safe" in effects(manifest, feature.name)
     }
     assert safe == {"tf32", "matmul-precision", "deterministic", "torch-dtype"}
+
+
+@pytest.mark.parametrize(
+    "name", ["attention-policy", "tf32", "matmul-precision", "deterministic", "torch-dtype"]
+)
+def test_each_states_its_bound_on_the_cpu(manifest, name):
+    [bound] = manifest.feature(name).bounds
+    assert (bound.measure, bound.device, bound.dtype) == ("relative-l2", "cpu", "float32")
+    assert "not measured yet" not in manifest.feature(name).tolerance
+
+
+def test_medium_has_the_last_word_over_what_allowing_tf32_means(manifest):
+    assert manifest.feature("matmul-precision").after == ("tf32",)
 
 
 def test_a_cast_needs_to_know_what_stays_in_float32(manifest):

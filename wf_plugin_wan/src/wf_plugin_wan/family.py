@@ -81,7 +81,7 @@ def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
             open_attention(block.attn1, wrap, f"{path}.attn1", index, "self")
             open_attention(block.attn2, wrap, f"{path}.attn2", index, "cross")
         if claimed(*source.SEAMS_OF_BLOCK, "time_embedding"):
-            open_block(block, wrap, path, index, rows)
+            open_block(block, wrap, path, index, rows, always=claimed("time_embedding"))
     forward = None
     if claimed(*source.SEAMS_OF_ROOT):
         kind = OpenVaceRoot if hasattr(root, "vace_blocks") else OpenRoot

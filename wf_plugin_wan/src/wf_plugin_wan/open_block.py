@@ -68,6 +68,15 @@ class OpenBlock:
         self._add_self = wrap("gated_residual", gated_residual, **site("attn1", "self"))
         self._add_cross = wrap("gated_residual", gated_residual, **site("attn2", "cross"))
         self._add_ffn = wrap("gated_residual", gated_residual, **site("ffn", "ffn"))
+        spans = (self._attend_self, self._attend_cross, self._feed_forward)
+        norms = (self._norm_self, self._norm_cross, self._norm_ffn)
+        adds = (self._add_self, self._add_cross, self._add_ffn)
+        self.claimed = (
+            any(span.claimed for span in spans)
+            or any(norm is not norm_modulate for norm in norms)
+            or any(add is not gated_residual for add in adds)
+        )
+        """Whether anything is claimed here; without a claim the stock forward can stay."""
 
     def __call__(
         self,
@@ -113,10 +122,12 @@ def unchanged(row: Row) -> Row:
     return row
 
 
-def open_block(block: Any, wrap: Wrap, path: str, index: int, rows: Pass) -> None:
-    """Give one block of the copy the open forward."""
+def open_block(block: Any, wrap: Wrap, path: str, index: int, rows: Pass, always: bool) -> None:
+    """Give one block of the copy the open forward, if anything is claimed at its sites, or ``always``."""
     kind = OpenVaceBlock if hasattr(block, "proj_out") else OpenBlock
-    block.forward = kind(block, wrap, path, index, rows)
+    opened = kind(block, wrap, path, index, rows)
+    if always or opened.claimed:
+        block.forward = opened
 
 
 def close_block(block: Any) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from wf_plugin_attention_sdpa import masks
-from wf_plugin_attention_sdpa.call import Call
-from wf_plugin_attention_sdpa.operators import Machine, too_big
-from wf_plugin_attention_sdpa.recipes import Recipe
+from wf_lib_attention import masks
+from wf_lib_attention.caching import Recipe
+from wf_lib_attention.call import Call
+from wf_lib_attention.machine import Machine
+from wf_plugin_attention_sdpa.operators import too_big
 
 NAME = "flex_attention"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)

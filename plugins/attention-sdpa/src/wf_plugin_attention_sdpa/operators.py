@@ -13,27 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from wf_plugin_attention_sdpa.call import Call
-from wf_plugin_attention_sdpa.grouped import Kernel
+from wf_lib_attention.call import Call
+from wf_lib_attention.grouped import Kernel
+from wf_lib_attention.machine import Machine
 
 _ATEN = torch.ops.aten
 MATH_LIMIT = 2 * 1024**3
 """Bytes of one score matrix above which a kernel that writes it out is refused."""
 _HALF = (torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the rules of one call's device depend on: compute capability and cuDNN version (0 where there is none)."""
-
-    capability: tuple[int, int] = (0, 0)
-    cudnn: int = 0
-
-    @classmethod
-    def of(cls, device: torch.device) -> Machine:
-        if device.type != "cuda":
-            return cls()
-        return cls(torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0)
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,7 @@ def _flash_why_not(call: Call, machine: Machine) -> str:
     if call.dtype not in _HALF:
         return f"torch's flash kernel takes float16 and bfloat16, this call is {_name(call.dtype)}"
     if machine.capability < (8, 0):
-        return f"torch's flash kernel needs compute capability 8.0, this device has {_version(machine)}"
+        return f"torch's flash kernel needs compute capability 8.0, this device has {machine.version}"
     if call.head_dim > 256:
         return f"torch's flash kernel takes head sizes up to 256, this call has {call.head_dim}"
     if call.mask is not None:
@@ -99,7 +86,7 @@ def _efficient_why_not(call: Call, machine: Machine) -> str:
     if call.dtype not in (*_HALF, torch.float32):
         return f"the memory-efficient kernel takes float16, bfloat16 and float32, this call is {_name(call.dtype)}"
     if call.dtype is torch.bfloat16 and machine.capability < (8, 0):
-        return f"bfloat16 needs compute capability 8.0 here, this device has {_version(machine)}"
+        return f"bfloat16 needs compute capability 8.0 here, this device has {machine.version}"
     return _no_grad(call, "the memory-efficient kernel")
 
 
@@ -107,7 +94,7 @@ def _cudnn_why_not(call: Call, machine: Machine) -> str:
     if call.dtype not in _HALF:
         return f"cuDNN attention takes float16 and bfloat16, this call is {_name(call.dtype)}"
     if machine.capability < (8, 0):
-        return f"cuDNN attention needs compute capability 8.0, this device has {_version(machine)}"
+        return f"cuDNN attention needs compute capability 8.0, this device has {machine.version}"
     wide = machine.capability[0] in (9, 10) and machine.cudnn > 92200
     limit = 256 if wide else 128
     if call.head_dim > limit:
@@ -132,10 +119,6 @@ def _no_grad(call: Call, what: str) -> str:
         if call.grad
         else ""
     )
-
-
-def _version(machine: Machine) -> str:
-    return ".".join(str(number) for number in machine.capability)
 
 
 def _keywords(scale: float | None, **more: bool) -> dict[str, float | bool]:
@@ -212,7 +195,9 @@ EFFICIENT = Operator(
     groups="view",
     zeroes=False,
 )
-# torch fills a cuDNN bias with the lowest fp16 number, because a block of -inf alone gives NaN there.
+# Key heads are repeated before the operator: for grouped heads it returns wrong numbers on compute capability 10 with
+# fewer than 8 of them (pytorch issue 193893). torch fills a cuDNN bias with the lowest fp16 number, because a block of
+# -inf alone gives NaN there.
 CUDNN = Operator(
     "aten::_scaled_dot_product_cudnn_attention",
     "cuda",

@@ -8,13 +8,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from wf_plugin_attention_sdpa import grouped, masks
-from wf_plugin_attention_sdpa.call import Call
-from wf_plugin_attention_sdpa.grouped import Kernel
+from wf_lib_attention import grouped, masks
+from wf_lib_attention.caching import Recipe
+from wf_lib_attention.call import Call, packed
+from wf_lib_attention.grouped import Kernel
 from wf_plugin_attention_sdpa.operators import Operator
 
-Recipe = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-"""``recipe(query, key, value, mask)``, all in BLHD as at the seam -> BLHD."""
 Count = Callable[[str], None]
 
 
@@ -77,7 +76,7 @@ def _with_layout(kernel: Kernel, operator: Operator, call: Call, steps: list[str
     if not reason:
         return kernel
     steps.append(f"inputs made contiguous ({reason})")
-    return lambda q, k, v, bias: kernel(q.contiguous(), k.contiguous(), v.contiguous(), bias)
+    return lambda q, k, v, bias: kernel(packed(q), packed(k), packed(v), bias)
 
 
 def _layout_reason(operator: Operator, call: Call) -> str:
@@ -86,9 +85,7 @@ def _layout_reason(operator: Operator, call: Call) -> str:
     if operator.dense_last and not call.dense_last:
         return "the head axis has a stride"
     if operator.aligned and not _padding(operator, call):
-        unit = 16 // call.dtype.itemsize
-        odd = call.offset % unit or any(stride % unit for strides in call.strides for stride in strides[:-1])
-        return "not aligned to 16 bytes" if odd else ""
+        return call.misaligned
     return ""
 
 

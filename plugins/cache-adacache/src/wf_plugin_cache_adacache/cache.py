@@ -33,6 +33,9 @@ class AdaCache(FeatureCache):
     def handlers(self) -> Mapping[str, Handler]:
         return {**super().handlers(), "gated_residual": self._watch}
 
+    def wants(self, site: Site) -> bool:
+        return site.seam != "gated_residual" or is_watched(site, self.settings.block)
+
     def begin(self, run: RunView) -> None:
         super().begin(run)
         self._shown = self._describe(run)

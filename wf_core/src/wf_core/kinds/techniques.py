@@ -46,6 +46,10 @@ class Technique:
         """Roles of the sites wanted, on all its seams or by seam; none named for a seam means all of its sites."""
         return ()
 
+    def wants(self, site: Site) -> bool:
+        """Whether to be put at a site, which has one of the roles wanted. Called for each while the session opens."""
+        return True
+
     def prepare(self, components: Mapping[str, Any]) -> None:
         """Called once, before the seams are bound, with the session's own copies of the components by name.
 

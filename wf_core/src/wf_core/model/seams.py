@@ -43,6 +43,12 @@ class Claim:
     handler: Handler
     roles: tuple[str, ...] = ()
     """Sites this claim is for; empty means every site of the seam."""
+    wants: Callable[[Site], bool] | None = None
+    """Which of these sites; None means all."""
+
+    def covers(self, site: Site) -> bool:
+        """Whether this claim is for a site of its seam."""
+        return (not self.roles or site.role in self.roles) and (self.wants is None or self.wants(site))
 
 
 class Seams:
@@ -52,11 +58,18 @@ class Seams:
         self._claims: dict[str, list[Claim]] = {}
         self._sites: dict[str, int] = {}
 
-    def claim(self, seam: str, feature: str, handler: Handler, roles: Iterable[str] = ()) -> None:
+    def claim(
+        self,
+        seam: str,
+        feature: str,
+        handler: Handler,
+        roles: Iterable[str] = (),
+        wants: Callable[[Site], bool] | None = None,
+    ) -> None:
         """The host's: adds a layer to every site of a seam, or to those of some roles, below the layers before it."""
         if seam not in SEAMS:
             raise KeyError(f"no seam is called {seam!r}; seams are {', '.join(SEAMS)}")
-        self._claims.setdefault(seam, []).append(Claim(feature, handler, tuple(roles)))
+        self._claims.setdefault(seam, []).append(Claim(feature, handler, tuple(roles), wants))
 
     def claimed(self, *seams: str) -> bool:
         """Whether any of the given seams has a claim."""
@@ -70,7 +83,7 @@ class Seams:
         """The stock computation of one site with every claim around it; ``stock`` itself if there is none."""
         call = stock
         for claim in reversed(self._claims.get(site.seam, ())):
-            if claim.roles and site.role not in claim.roles:
+            if not claim.covers(site):
                 continue
             call = partial(claim.handler, call, site)
             self._sites[claim.feature] = self._sites.get(claim.feature, 0) + 1

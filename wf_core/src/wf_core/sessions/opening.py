@@ -140,8 +140,14 @@ def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
                 )
             if plan.host_keys_dict().get("on_ineligible") == "dense":
                 handler = dense_when_ineligible(technique, seam, handler)
-            seams.claim(seam, name, handler, roles.get(seam, ()) if isinstance(roles, Mapping) else roles)
+            here = roles.get(seam, ()) if isinstance(roles, Mapping) else roles
+            seams.claim(seam, name, handler, here, partial(wanted, plan, name, technique))
     return seams
+
+
+def wanted(plan: Plan, name: str, technique: Technique, site: Site) -> bool:
+    """Whether a technique wants to be put at a site."""
+    return ask(plan, name, "wants()", bool, partial(technique.wants, site))
 
 
 def dense_when_ineligible(technique: Technique, seam: str, handler: Handler) -> Handler:

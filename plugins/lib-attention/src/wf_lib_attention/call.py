@@ -47,6 +47,30 @@ def careful_signature(
     )
 
 
+def package_signature(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[Any, ...]:
+    """The same for kernels of foreign packages, which mind alignment and, in the last place, the capture of a graph."""
+    return (
+        *signature(query, key, value, mask),
+        _offset(query, key, value),
+        is_captured(query),
+    )
+
+
+def is_captured(query: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being recorded where this tensor is used."""
+    return query.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def packed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor contiguous and at a multiple of 16 bytes; copied unless it is both already."""
+    aligned = tensor.storage_offset() * tensor.itemsize % 16 == 0
+    if aligned and tensor.is_contiguous():
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def _offset(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
     """Zero if the first elements of all three are at multiples of 16 elements; else what is off, as bits."""
     return (query.storage_offset() | key.storage_offset() | value.storage_offset()) & 15
@@ -70,6 +94,8 @@ class Call:
     offset: int = 0
     grad: bool = False
     deterministic: bool = False
+    capturing: bool = False
+    """Whether the call is being recorded into a CUDA graph."""
     mixed: str = ""
     """Why query, key, value and mask do not belong together; empty when they do."""
 
@@ -88,6 +114,7 @@ class Call:
             offset=_offset(query, key, value),
             grad=torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)),
             deterministic=torch.are_deterministic_algorithms_enabled(),
+            capturing=is_captured(query),
             mixed=_mixed(query, key, value, mask),
         )
 
@@ -119,6 +146,15 @@ class Call:
     @property
     def dense_last(self) -> bool:
         return all(strides[-1] == 1 for strides in self.strides)
+
+    @property
+    def misaligned(self) -> str:
+        """Why kernels that read 16 bytes at a time would read wrong memory, or ""."""
+        if not self.dense_last:
+            return "the head axis has a stride"
+        unit = 16 // self.dtype.itemsize
+        odd = self.offset % unit or any(stride % unit for strides in self.strides for stride in strides[:-1])
+        return "not aligned to 16 bytes" if odd else ""
 
     @property
     def score_bytes(self) -> int:

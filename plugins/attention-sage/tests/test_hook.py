@@ -1,0 +1,36 @@
+"""The hook serves every feature that the manifest declares."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import wf_plugin_attention_sage as plugin
+from wf_core.api import Facts
+from wf_plugin_attention_sage.providers import PROVIDERS
+
+MANIFEST = tomllib.loads(Path(plugin.__file__).with_name("wf-plugin.toml").read_text())
+FEATURES = {feature["name"]: feature for feature in MANIFEST["feature"]}
+FACTS = Facts.of({"model.head_dim": 96, "model.dtype": "float16"}, "test")
+
+
+def test_features_and_providers_are_the_same():
+    assert set(FEATURES) == set(PROVIDERS)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_feature_is_served_at_its_seam_and_probed_as_its_model_is(name):
+    options = {option["name"]: option["default"] for option in FEATURES[name].get("option", [])}
+    built = plugin.wf_attention_provider(feature=name, options=options, facts=FACTS)
+    assert type(built) is PROVIDERS[name]
+    assert set(built.handlers()) == set(FEATURES[name]["seams"])
+    assert (built._head_dim, built._dtype) == (96, torch.float16)
+
+
+def test_sage3_leaves_cross_attention_alone_and_has_its_own_limit():
+    built = plugin.wf_attention_provider(feature="sage3", options={"min_tokens": 256}, facts=FACTS)
+    assert set(built.roles()) == {"self", "joint"}
+    assert (built.limits.least_tokens, PROVIDERS["sage3"].limits.least_tokens) == (256, 0)
