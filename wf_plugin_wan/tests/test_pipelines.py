@@ -26,6 +26,7 @@ INNER = (
     "norm_modulate",
     "gated_residual",
     "qkv",
+    "feed_forward",
     "rope",
     "time_embedding",
     "linear",

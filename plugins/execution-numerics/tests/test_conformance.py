@@ -1,10 +1,4 @@
-from wf_core.testing import FusionConformance
-
-
-class ExecutionModeConformance(FusionConformance):
-    """The kit brings no class of this kind; its checks are the same for every kind that is no model."""
-
-    kind = "execution-mode"
+from wf_core.testing import ExecutionModeConformance
 
 
 class TestConformance(ExecutionModeConformance):

@@ -44,7 +44,6 @@ def test_switches(manifest):
         "static_cross_kv": ("static-cross-kv", "flag"),
         "inplace_residual": ("inplace-residual", "flag"),
     }
-    assert all(feature.state.startswith("unavailable:") for feature in manifest.features)
 
 
 @pytest.mark.parametrize(("strategy", "packs"), [("auto", True), ("packed", True), ("split", False)])
@@ -57,6 +56,28 @@ def test_defaults(manifest):
     assert manifest.feature("fused-rope").option("precision").choices == ("fp32", "fp64")
 
 
+@pytest.mark.parametrize(
+    ("name", "seams"),
+    [
+        ("fuse-qkv", ("qkv",)),
+        ("static-cross-kv", ("denoiser", "linear")),
+        ("inplace-residual", ("gated_residual",)),
+    ],
+)
+def test_where_they_stand(manifest, name, seams):
+    feature = manifest.feature(name)
+    assert feature.seams == seams and feature.state == ""
+    assert "inference-only" in effects(manifest, name)
+
+
+def test_packed_products_are_bounded_in_both_dtypes(manifest):
+    bounds = manifest.feature("fuse-qkv").bounds
+    assert {(bound.measure, bound.dtype): bound.value for bound in bounds} == {
+        ("relative-l2", "float32"): 1e-6,
+        ("relative-l2", "bfloat16"): 1e-2,
+    }
+
+
 def test_text_keys_and_values_outlive_a_call(manifest):
     feature = manifest.feature("static-cross-kv")
     assert "holds-request-tensors@attention" in effects(manifest, "static-cross-kv")
@@ -66,3 +87,30 @@ def test_text_keys_and_values_outlive_a_call(manifest):
 @pytest.mark.parametrize(("enabled", "codes"), [(True, ["WF-U001"]), (False, [])])
 def test_nothing_is_added_in_place_under_a_gradient(manifest, enabled, codes):
     assert unmet(manifest, "inplace-residual", {"run.grad_enabled": enabled}) == codes
+
+
+HOPPER = {"device.type": "cuda", "device.sm": 90, "package.triton": "3.6.0"}
+
+
+@pytest.mark.parametrize("name", ["fused-rope", "fused-modulation"])
+@pytest.mark.parametrize(
+    ("facts", "codes"),
+    [
+        ({}, []),
+        ({"device.type": "cpu"}, ["WF-U010"]),
+        ({"device.sm": 75}, ["WF-U011"]),
+        ({"package.triton": None}, ["WF-U012"]),
+    ],
+)
+def test_kernels_run_on_cuda_devices_from_sm80_on_with_triton(manifest, name, facts, codes):
+    assert unmet(manifest, name, HOPPER | facts) == codes
+
+
+@pytest.mark.parametrize(("per_token", "waits"), [(True, True), (False, False)])
+def test_the_host_waits_once_for_timesteps_of_tokens(manifest, per_token, waits):
+    facts = Facts.of({"model.expand_timesteps": per_token}, "test")
+    rules = manifest.feature("fused-modulation").effects
+    found = {
+        str(rule.effect) for rule in rules if rule.when is None or rule.when.judge(facts, {}).state == "met"
+    }
+    assert ("host-sync@time_embedding" in found) == waits

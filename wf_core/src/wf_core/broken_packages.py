@@ -37,9 +37,9 @@ class BrokenPackage(BadInput):
     def __init__(self, package: str, error: BaseException) -> None:
         self.package = package
         super().__init__(
-            f"{told(package, error)}, and no diffusers model can be imported beside it: uninstall {package}, or install "
-            f'a build of it that fits this torch; sys.modules["{package}"] = None before diffusers is imported '
-            "makes it count as not installed"
+            f"{told(package, error)}, and no diffusers model can be imported beside it: uninstall {package}, or "
+            f'install a build of it that fits this torch; sys.modules["{package}"] = None before diffusers is '
+            "imported makes it count as not installed"
         )
 
 
@@ -71,7 +71,7 @@ def culprit(error: BaseException) -> str:
     return running or wanted
 
 
-def surviving(load: Callable[[], None]) -> None:
+def surviving(load: Callable[[], object]) -> None:
     """Import by ``load``, and anew without each suspect that stands in its way, with a line on stderr for each.
 
     For a program that owns its process: the suspect counts as not installed from then on. What no suspect explains is
@@ -80,14 +80,15 @@ def surviving(load: Callable[[], None]) -> None:
     hidden: set[str] = set()
     while True:
         try:
-            return load()
+            load()
+            return
         except (Exception, SystemExit) as error:
             package = culprit(error)
             if not package or package in hidden:
-                return None
+                return
             hidden.add(package)
             hide(package)
-            print(f"wf: warning: {told(package, error)}; it counts as not installed here", file=sys.stderr)
+            sys.stderr.write(f"wf: warning: {told(package, error)}; it counts as not installed here\n")
 
 
 def hide(package: str) -> None:

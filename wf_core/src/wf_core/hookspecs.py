@@ -93,7 +93,7 @@ def wf_placement(feature: str, options: Mapping[str, Any], facts: Facts) -> Tech
 
 @hookspec(firstresult=True)
 def wf_execution_mode(feature: str, options: Mapping[str, Any], facts: Facts) -> Technique:
-    """A technique that compiles or captures; sealed last."""
+    """A technique that compiles or captures, sealed last, or that sets a mode of the process or of the weights."""
 
 
 @hookspec(firstresult=True)

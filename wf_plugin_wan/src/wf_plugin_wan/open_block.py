@@ -8,6 +8,7 @@ its ``norm_modulate`` is called with scale and shift None and its ``gated_residu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ def gated_residual(x: torch.Tensor, out: torch.Tensor, gate: Row | None) -> torc
     return (x.float() + out * dense(gate)).type_as(x)
 
 
+def feed_forward(module: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The feed-forward module on x ``[B, L, D]``."""
+    return module(x)
+
+
 def modulation_rows(table: torch.Tensor, temb: Row) -> Rows:
     """The six fp32 rows of ``table`` ``[1, 6, D]`` plus the time signal ``[B, 6, D]`` or ``[B, L, 6, D]``."""
     if isinstance(temb, TokenRows):
@@ -61,7 +67,9 @@ class OpenBlock:
         self._rows = rows
         self._attend_self = Span(block.attn1, wrap, "branch", **site("attn1", "self"))
         self._attend_cross = Span(block.attn2, wrap, "branch", **site("attn2", "cross"))
-        self._feed_forward = Span(block.ffn, wrap, "branch", **site("ffn", "ffn"))
+        feed = wrap("feed_forward", feed_forward, **site("ffn", "ffn"))
+        ffn = block.ffn if feed is feed_forward else partial(feed, block.ffn)
+        self._feed_forward = Span(ffn, wrap, "branch", **site("ffn", "ffn"))
         self._norm_self = wrap("norm_modulate", norm_modulate, **site("norm1", "self"))
         self._norm_cross = wrap("norm_modulate", norm_modulate, **site("norm2", "cross"))
         self._norm_ffn = wrap("norm_modulate", norm_modulate, **site("norm3", "ffn"))
@@ -72,7 +80,8 @@ class OpenBlock:
         norms = (self._norm_self, self._norm_cross, self._norm_ffn)
         adds = (self._add_self, self._add_cross, self._add_ffn)
         self.claimed = (
-            any(span.claimed for span in spans)
+            feed is not feed_forward
+            or any(span.claimed for span in spans)
             or any(norm is not norm_modulate for norm in norms)
             or any(add is not gated_residual for add in adds)
         )

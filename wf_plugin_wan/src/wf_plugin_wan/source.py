@@ -31,7 +31,7 @@ ATTENTION = ("WanAttnProcessor", "WanAttention", "_get_qkv_projections", "_get_a
 
 SEAMS_OF_ROOT = ("stack", "block", "modulation", "time_embedding")
 """``time_embedding`` opens the embedder too."""
-SEAMS_OF_BLOCK = ("branch", "norm_modulate", "gated_residual")
+SEAMS_OF_BLOCK = ("branch", "feed_forward", "norm_modulate", "gated_residual")
 SEAMS_OF_ATTENTION = ("attention", "qkv", "rope")
 
 

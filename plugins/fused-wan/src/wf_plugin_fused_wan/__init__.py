@@ -1,1 +1,29 @@
-"""Fused kernels and reused text keys and values: declared in the manifest, nothing is implemented yet."""
+"""Fused kernels, packed projections, and text keys and values computed once per run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from wf_core.api import hookimpl
+
+if TYPE_CHECKING:
+    from wf_core.api import Facts, Technique
+
+_TECHNIQUES = {
+    "fuse-qkv": ("packing", "PackedProjections"),
+    "fused-rope": ("rope", "FusedRope"),
+    "fused-modulation": ("modulation", "FusedModulation"),
+    "fused-gelu": ("feed_forward", "FusedGelu"),
+    "static-cross-kv": ("cross_kv", "StaticTextProducts"),
+    "inplace-residual": ("inplace", "InplaceResidual"),
+}
+"""Feature -> module and class, whose arguments are the feature's options."""
+
+
+@hookimpl
+def wf_fusion(feature: str, options: Mapping[str, Any], facts: Facts) -> Technique:
+    module, name = _TECHNIQUES[feature]
+    technique: Technique = getattr(import_module(f"{__name__}.{module}"), name)(**options)
+    return technique

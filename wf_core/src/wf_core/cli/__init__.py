@@ -28,6 +28,7 @@ COMMANDS = {
     "resolve": ("resolve", "Judge a request for a model, without loading it."),
     "run": ("run", "A clip from a prompt, and the report of what took effect."),
     "show": ("show", "Everything that a feature declares."),
+    "verify": ("verify", "What plugins compute here, measured against float64."),
     "why": ("why", "Why a feature cannot be used, or two cannot be used together."),
 }
 

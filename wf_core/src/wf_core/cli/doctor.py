@@ -1,17 +1,16 @@
-"""``wf doctor``: what this machine has, and whether each plugin's code can be imported here."""
+"""``wf doctor``: what this machine has, and whether plugins and optional packages can be imported here."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from wf_core.cli.numbers import SECONDS
 from wf_core.cli.output import print_json, print_pairs, print_table, soundness
+from wf_core.cli.packages import asked_for, installed_packages
+from wf_core.cli.probing import Probed, probe_all
 from wf_core.facts import Facts
 from wf_core.manifests.conditions import Condition
 from wf_core.manifests.vocabulary import SCHEMA
@@ -24,15 +23,13 @@ SESSIONS_NEED = ("torch", "diffusers")
 
 
 @click.command("doctor")
-@click.option(
-    "--seconds", type=SECONDS, default=60.0, show_default=True, help="Time limit for importing one plugin."
-)
+@click.option("--seconds", type=SECONDS, default=60.0, show_default=True, help="Time limit for each import.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def command(seconds: float, as_json: bool) -> int:
     """What this machine can run, and why not the rest.
 
-    Each available plugin is imported in a child process with a time limit; nothing is imported here. WF_STRICT=1 ends
-    with exit code 2 when a plugin is broken or ambiguous.
+    Each available plugin, and each optional package that is installed, is imported in a child process with a time
+    limit; nothing is imported here. WF_STRICT=1 ends with exit code 2 when a plugin is broken or ambiguous.
     """
     from wf_core.facts.device import device_facts
     from wf_core.facts.process import process_facts
@@ -40,18 +37,25 @@ def command(seconds: float, as_json: bool) -> int:
     discovery = discover()
     catalog = Catalog.of(discovery)
     facts = device_facts().merged(process_facts(catalog.packages()))
-    plugins = [(record, *probe(record, seconds)) for record in catalog.records]
+    cpus = int(facts.get("process.cpus", 1))
+    states, packages = probe_all(catalog.records, installed_packages(catalog), seconds, cpus)
+    plugins = [(record, *state) for record, state in zip(catalog.records, states, strict=True)]
     for record, state, why in plugins:
         if state == "broken" != record.state:
             record.remember_fault(why)
-    features = [(offer, *verdict(offer, facts)) for offer in catalog.features()]
+    broken = {probed.name: probed for probed in packages if probed.reason}
+    features = [(offer, *verdict(offer, facts, broken)) for offer in catalog.features()]
     if as_json:
-        print_json(_as_json(facts, plugins, features))
+        print_json(_as_json(facts, plugins, packages, features))
         return soundness(discovery)
     print_pairs({name: _fact(facts, name) for name in facts})
     click.echo()
     print_table(["plugin", "state", "why"], [[r.name, state, why] for r, state, why in plugins])
     click.echo()
+    if packages:
+        rows = [[p.package.name, p.package.version, "no" if p.reason else "yes", p.reason] for p in packages]
+        print_table(["package", "version", "imports", "why not"], rows)
+        click.echo()
     rows = [
         [o.feature.name, state, " ".join(install_for(o, facts)) or "-", why] for o, state, why in features
     ]
@@ -59,30 +63,20 @@ def command(seconds: float, as_json: bool) -> int:
     return soundness(discovery)
 
 
-def probe(record: PluginRecord, seconds: float) -> tuple[str, str]:
-    """The plugin's state after an import in a child process, and the reason."""
-    if record.state != "available":
-        return record.state, record.reason
-    arguments = [sys.executable, "-m", "wf_core.cli.probe", record.name]
-    try:
-        done = subprocess.run(arguments, capture_output=True, timeout=seconds, check=False)
-        answer = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        return "broken", f"its import takes longer than {seconds:g} s"
-    except ValueError:
-        return "broken", f"its import ends the process with exit code {done.returncode}"
-    return str(answer["state"]), str(answer["reason"])
-
-
-def verdict(offer: Offer, facts: Facts) -> tuple[str, str]:
-    """Whether this machine stands against a feature: its state, or its first unmet condition about the machine."""
+def verdict(offer: Offer, facts: Facts, broken: Mapping[str, Probed]) -> tuple[str, str]:
+    """Whether this machine stands against a feature: its state, its first unmet condition about the machine, or a
+    package that it needs, is installed, and cannot be imported.
+    """
     if offer.state != "available":
         return offer.state, offer.reason
     absent = needed(facts)
     if absent:
         return "no", f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
     first = next(unmet(offer, facts), None)
-    return ("yes", "") if first is None else ("no", first.judge(facts, {}, offer.tables).reason)
+    if first is not None:
+        return "no", first.judge(facts, {}, offer.tables).reason
+    useless = next((broken[name] for name in asked_for(offer) if name in broken), None)
+    return ("yes", "") if useless is None else ("no", f"{useless} cannot be imported: {useless.reason}")
 
 
 def needed(facts: Facts) -> tuple[str, ...]:
@@ -120,12 +114,16 @@ def _fact(facts: Facts, name: str) -> str:
 
 
 def _as_json(
-    facts: Facts, plugins: Iterable[tuple[PluginRecord, str, str]], features: Iterable[tuple[Offer, str, str]]
+    facts: Facts,
+    plugins: Iterable[tuple[PluginRecord, str, str]],
+    packages: Iterable[Probed],
+    features: Iterable[tuple[Offer, str, str]],
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "facts": {name: thaw(fact.value) for name, fact in facts.items()},
         "plugins": [{"name": r.name, "state": state, "reason": why} for r, state, why in plugins],
+        "packages": [probed.to_json() for probed in packages],
         "features": [
             {
                 "name": o.feature.name,

@@ -24,15 +24,15 @@ class Entry:
 
     def __init__(self, key: Key, sources: Sequence[torch.Tensor], build: Callable[[], Any]) -> None:
         self.key = key
-        self.value = build()
+        self.value = _built(build)
         self.bytes = _bytes(self.value)
         self.users = 0
-        self._sources = [(weakref.ref(source), source._version) for source in sources]
+        self._sources = [(weakref.ref(source), _state(source)) for source in sources]
 
     def fresh(self) -> bool:
-        """Whether every source is alive and was not written to since."""
-        live = [(ref(), version) for ref, version in self._sources]
-        return all(source is not None and source._version == version for source, version in live)
+        """Whether every source is alive and was not written to since, as far as torch tells (not through ``.data``)."""
+        live = [(ref(), state) for ref, state in self._sources]
+        return all(source is not None and _state(source) == state for source, state in live)
 
 
 class VariantStore:
@@ -124,6 +124,19 @@ class Variants:
         held, self._held = self._held, []
         for entry in held:
             self._store.give_back(entry)
+
+
+def _built(build: Callable[[], Any]) -> Any:
+    """What is built, outside inference mode: a later session may want gradients through it."""
+    import torch
+
+    with torch.inference_mode(False):
+        return build()
+
+
+def _state(source: torch.Tensor) -> tuple[Any, ...]:
+    version = None if source.is_inference() else source._version
+    return version, source.data_ptr(), source.dtype
 
 
 def _bytes(value: Any) -> int:

@@ -78,6 +78,7 @@ _SEAMS = (
         "branch",
         "the projections of a self-attention; args: attention module, x [B, L, D] -> query, key, value [B, L, H * D]",
     ),
+    Seam("feed_forward", "branch", "args: feed-forward module, x [B, L, D] -> [B, L, D]"),
     Seam(
         "rope",
         "branch",

@@ -30,6 +30,7 @@ from wf_core.sessions.report import Report, pending_report
 from wf_core.sessions.runner import Runner
 
 if TYPE_CHECKING:
+    from wf_core.facts import Facts
     from wf_core.host import Host
     from wf_core.kinds.techniques import Technique
     from wf_core.resolving.plan import Plan
@@ -86,13 +87,22 @@ class Session:
         refuse(self.plan, rejudge_rules(self.plan, known, self._host.catalog))
         self._witness: Witness | None = Witness(base, contents=contents)
         self._settings = ExitStack()
+        opened: Opened | None = None
         try:
             with self._witness.watching(self.overlapped):
                 opened = open_copy(self._host, base, self.plan, known, extra)
             self._settings.enter_context(process_global(_process_settings(self.plan, opened)))
+            self._install(opened, known)
         except BaseException:
-            self._verify()
+            try:
+                if opened is not None:
+                    close_all(opened.techniques)
+                    opened.family.uninstall(opened.components)
+            finally:
+                self._verify()
             raise
+
+    def _install(self, opened: Opened, known: Facts) -> None:
         self._opened: Opened | None = opened
         self._runner = Runner(self.plan, known, opened, self._host.versions)
         if opened.is_pipeline:

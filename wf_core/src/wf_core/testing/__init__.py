@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from wf_core.testing.conformance import (
         AttentionProviderConformance,
         FeatureCacheConformance,
+        ExecutionModeConformance,
         FusionConformance,
         ModelFamilyConformance,
         ModelSourceConformance,
@@ -34,6 +35,7 @@ __all__ = [
     "Bench",
     "CacheDriver",
     "FeatureCacheConformance",
+    "ExecutionModeConformance",
     "FusionConformance",
     "Manifest",
     "ModelFamilyConformance",

@@ -165,6 +165,12 @@ class FusionConformance(Conformance):
     kind = "fusion"
 
 
+class ExecutionModeConformance(Conformance):
+    """A plugin of kind execution-mode."""
+
+    kind = "execution-mode"
+
+
 class ModelFamilyConformance(Conformance):
     """A plugin of kind model-family."""
 
@@ -185,6 +191,7 @@ CLASSES: Mapping[str, type[Conformance]] = {
         FeatureCacheConformance,
         VaeDecoderConformance,
         FusionConformance,
+        ExecutionModeConformance,
         ModelFamilyConformance,
         ModelSourceConformance,
     )
