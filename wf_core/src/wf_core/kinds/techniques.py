@@ -96,9 +96,10 @@ class AttentionProvider(Technique, ABC):
     ) -> torch.Tensor:
         """Scaled dot-product attention with scale ``head_dim ** -0.5``.
 
-        ``query`` is ``[B, Lq, H, D]``; ``key`` and ``value`` are ``[B, Lk, H, D]``; ``mask`` is None, or boolean with
-        True for pairs that attend, broadcastable to ``[B, H, Lq, Lk]``. Returns ``[B, Lq, H, D]`` in the query's
-        dtype. Raises ``Ineligible`` with the reason for a call that the kernel cannot serve.
+        ``query`` is ``[B, Lq, H, D]``; ``key`` and ``value`` are ``[B, Lk, Hk, D]``, where Hk divides H and query head
+        h belongs to key head ``h // (H / Hk)``; ``mask`` is None, or boolean with True for pairs that attend,
+        broadcastable to ``[B, H, Lq, Lk]``. Returns ``[B, Lq, H, D]`` in the query's dtype; rows that attend to
+        nothing are zeros. Raises ``Ineligible`` with the reason for a call that the kernel cannot serve.
         """
 
     def handlers(self) -> Mapping[str, Handler]:
