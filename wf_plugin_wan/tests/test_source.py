@@ -75,11 +75,6 @@ def test_a_users_subclass_is_foreign_even_under_the_stock_name(tiny: SimpleNames
     assert set(of_transformer(tiny, model)) == ATTENTION
 
 
-def test_a_source_that_cannot_be_read_is_not_a_tested_one() -> None:
-    assert source.source_hash(len) == ""
-    assert "no_such_name" in source.untested("no_such_name")
-
-
 def test_without_a_vae_its_seams_are_unavailable(tiny: SimpleNamespace) -> None:
     family = tiny.open(tiny.model("t2v")).family
     reasons = family.unavailable_seams({"transformer": tiny.model("t2v")})

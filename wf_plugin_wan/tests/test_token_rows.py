@@ -48,25 +48,14 @@ def test_other_claims_of_the_blocks_get_tensors(case: SimpleNamespace, tiny: Sim
 
 
 def test_the_claim_that_made_them_gets_the_rows(case: SimpleNamespace, tiny: SimpleNamespace) -> None:
-    from wf_core.model.seams import Seams
-    from wf_core.model.wiring import Wiring
-    from wf_plugin_wan.family import WanFamily
-
     kinds = []
 
     def look(inner: Any, site: Any, *args: Any) -> Any:
         kinds.append((site.seam, site.role, type(args[-1]).__name__))
         return inner(*args)
 
-    wiring = Wiring(Seams())
-    wiring.seams.claim("time_embedding", "mine", distinct)
-    wiring.seams.claim("norm_modulate", "mine", look)
-    wiring.seams.claim("gated_residual", "mine", look)
-    components = {"transformer": tiny.copy(case.model)}
-    WanFamily().install(components, wiring)
-    opened = SimpleNamespace(
-        components=components, run=tiny.opened.run.__get__(SimpleNamespace(wiring=wiring))
-    )
+    claims = {"time_embedding": distinct, "norm_modulate": look, "gated_residual": look}
+    opened = tiny.open(case.model, claims=claims, owner="mine")
     assert torch.allclose(run(opened, case.call), case.stock, rtol=1e-5, atol=1e-5)
     assert ("norm_modulate", "self", "TokenRows") in kinds
     assert ("gated_residual", "ffn", "TokenRows") in kinds

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from wf_core.api import CallPlan, ModelFamily, Seams, Wiring, dense
+from wf_lib_family.closed import close_slot
+from wf_lib_family.linear import close_linears, open_linears
+from wf_lib_family.root import close_root, install_root, patches
+from wf_lib_family.sites import wrapper
 from wf_plugin_wan import calls, source
-from wf_plugin_wan.closed import close_slot
-from wf_plugin_wan.linear import close_linears, open_linears
 from wf_plugin_wan.modulation import time_signals
 from wf_plugin_wan.open_attention import close_attention, open_attention
 from wf_plugin_wan.open_block import Pass, close_block, open_block, unchanged
 from wf_plugin_wan.open_root import OpenRoot, OpenVaceRoot
-from wf_plugin_wan.root import close_root, install_root
-from wf_plugin_wan.sites import wrapper
 from wf_plugin_wan.stock import EXPERTS
 from wf_plugin_wan.vae import install_vae, release_vae
 
@@ -86,7 +86,8 @@ def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
     if claimed(*source.SEAMS_OF_ROOT):
         kind = OpenVaceRoot if hasattr(root, "vace_blocks") else OpenRoot
         forward = kind(root, wrap).as_forward()
-    install_root(root, expert, wiring, wrap, forward)
+    grid, channels = patches(root.config.patch_size), root.config.out_channels
+    install_root(root, expert, wiring, wrap, forward, grid=grid, channels=channels)
 
 
 def _rows_as_they_come(seams: Seams) -> Pass:

@@ -14,7 +14,7 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers import transformer_wan
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
-from wf_plugin_wan.sites import Wrap
+from wf_lib_family.sites import Wrap
 from wf_plugin_wan.stock import TEXT_TOKENS
 
 Norm = Callable[[torch.Tensor], torch.Tensor]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from wf_core.api import TokenRows, dense
-from wf_plugin_wan.sites import Span, Wrap
+from wf_lib_family.sites import Span, Wrap
 
 Row = torch.Tensor | TokenRows
 Rows = tuple[Row, ...]

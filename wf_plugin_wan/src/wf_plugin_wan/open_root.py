@@ -16,8 +16,8 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.utils import apply_lora_scale
 
 from wf_core.api import TokenRows, dense
+from wf_lib_family.sites import Span, Wrap
 from wf_plugin_wan.conditions import embed_all, embed_text, embed_time
-from wf_plugin_wan.sites import Span, Wrap
 
 
 def no_modulation(temb: torch.Tensor, timestep_proj: torch.Tensor) -> None:

@@ -6,12 +6,11 @@ the seam unavailable, with a reason; stock mode does not depend on the source.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from functools import cache
 from typing import Any
 
 from diffusers.models.transformers import transformer_wan, transformer_wan_vace
+
+from wf_lib_family.source import TestedSources
 
 TESTED_0_42_1 = {
     "WanTransformer3DModel": "f68ae8c75725eab81e97cff274b0464f4008be52eb82193423276e7af0ff4970",
@@ -35,24 +34,7 @@ SEAMS_OF_BLOCK = ("branch", "feed_forward", "norm_modulate", "gated_residual")
 SEAMS_OF_ATTENTION = ("attention", "qkv", "rope")
 
 
-def stock_object(name: str) -> Any:
-    """The class or function of diffusers' two Wan modules, None if there is none of that name."""
-    return getattr(transformer_wan, name, None) or getattr(transformer_wan_vace, name, None)
-
-
-@cache
-def source_hash(stock: Any) -> str:
-    """sha256 of the source text; empty where the source cannot be read."""
-    try:
-        return hashlib.sha256(inspect.getsource(stock).encode()).hexdigest()
-    except (OSError, TypeError):
-        return ""
-
-
-def untested(*names: str) -> str:
-    """Why these stock sources are not the tested ones; empty if they are."""
-    different = [n for n in names if source_hash(stock_object(n)) not in TESTED.get(n, frozenset())]
-    return f"untested diffusers version: source of {', '.join(different)} differs" if different else ""
+SOURCES = TestedSources((transformer_wan, transformer_wan_vace), TESTED)
 
 
 def unavailable_in(root: Any, name: str) -> dict[str, str]:
@@ -61,22 +43,11 @@ def unavailable_in(root: Any, name: str) -> dict[str, str]:
     attentions = [getattr(block, attn, None) for block in blocks for attn in ("attn1", "attn2")]
     processors = [getattr(attn, "processor", None) for attn in attentions]
     reasons = {
-        SEAMS_OF_ROOT: _why(name, [root]),
-        ("time_embedding",): _why(f"{name}.condition_embedder", [getattr(root, "condition_embedder", None)]),
-        SEAMS_OF_BLOCK: _why(f"{name}.blocks", blocks),
-        SEAMS_OF_ATTENTION: _why(f"{name}.blocks attention", processors, ATTENTION),
+        SEAMS_OF_ROOT: SOURCES.why(name, [root]),
+        ("time_embedding",): SOURCES.why(
+            f"{name}.condition_embedder", [getattr(root, "condition_embedder", None)]
+        ),
+        SEAMS_OF_BLOCK: SOURCES.why(f"{name}.blocks", blocks),
+        SEAMS_OF_ATTENTION: SOURCES.why(f"{name}.blocks attention", processors, ATTENTION),
     }
     return {seam: reason for seams, reason in reasons.items() if reason for seam in seams}
-
-
-def _why(where: str, parts: list[Any], names: tuple[str, ...] = ()) -> str:
-    foreign = sorted({type(part).__name__ for part in parts if not _is_stock(type(part))})
-    if foreign:
-        return f"{where} is of class {', '.join(foreign)}, which is not diffusers' own"
-    return untested(*(names or sorted({type(part).__name__ for part in parts})))
-
-
-def _is_stock(kind: type) -> bool:
-    """Whether the class is diffusers' own, or the session's subclass of it (same name and module)."""
-    stock = stock_object(kind.__name__)
-    return stock is not None and issubclass(kind, stock) and kind.__module__ == stock.__module__

@@ -1,66 +1,17 @@
-"""The seams of the VAE, ``vae.decode`` and ``vae.encode``, and the causal cache that the stock VAE keeps on itself."""
+"""The VAE of Wan: its seams, and the causal cache that it keeps on itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-import torch
-from diffusers.models.autoencoders.vae import DecoderOutput
-from diffusers.models.modeling_outputs import AutoencoderKLOutput
-
-from wf_core.api import Wiring, specialise
-from wf_plugin_wan.closed import SLOT
-from wf_plugin_wan.sites import wrapper
-
-
-class VaeCalls:
-    """Decoding and encoding of one VAE copy through their seams."""
-
-    def __init__(self, vae: Any, wiring: Wiring) -> None:
-        wrap = wrapper(wiring, "vae")
-        stock: Any = type(vae)
-        self._wiring = wiring
-        self._space = vae.config.scale_factor_spatial
-        self._time = vae.config.scale_factor_temporal
-        self._decode = wrap("vae.decode", partial(_first_of, stock.decode, vae))
-        self.encode = wrap("vae.encode", partial(_first_of, stock.encode, vae))
-
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """``[B, C, T, H, W]`` -> ``[B, 3, F, H', W']``, the shape of which is checked."""
-        batch, _, frames, height, width = latents.shape
-        video: torch.Tensor = self._decode(latents)
-        size = (self._time * (frames - 1) + 1, self._space * height, self._space * width)
-        self._wiring.require(video, (batch, 3, *size), "vae.decode")
-        return video
-
-
-def _first_of(method: Any, vae: Any, given: torch.Tensor) -> Any:
-    """The stock ``decode`` or ``encode``: the video, or the distribution of the latents."""
-    return method(vae, given, return_dict=False)[0]
-
-
-def _namespace(stock: type) -> Mapping[str, Any]:
-    def decode(self: Any, z: torch.Tensor, return_dict: bool = True) -> Any:
-        # slicing is kept outside the seam, so that it bounds the memory of whatever decodes
-        parts = z.split(1) if self.use_slicing and z.shape[0] > 1 else (z,)
-        decoded = [self._wf.decode(part) for part in parts]
-        video = decoded[0] if len(decoded) == 1 else torch.cat(decoded)
-        return DecoderOutput(sample=video) if return_dict else (video,)
-
-    def encode(self: Any, x: torch.Tensor, return_dict: bool = True) -> Any:
-        posterior = self._wf.encode(x)
-        return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
-
-    return {"decode": decode, "encode": encode}
+from wf_core.api import Wiring
+from wf_lib_family import vae as shared
 
 
 def install_vae(vae: Any, wiring: Wiring) -> None:
     """Put the seams around the copy's ``decode`` and ``encode``; nothing is changed where nobody claims them."""
-    if wiring.seams.claimed("vae.decode", "vae.encode"):
-        setattr(vae, SLOT, VaeCalls(vae, wiring))
-        specialise(vae, _namespace)
+    config = vae.config
+    shared.install_vae(vae, wiring, space=config.scale_factor_spatial, time=config.scale_factor_temporal)
 
 
 def release_vae(vae: Any) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from wf_core.api import specialise
-from wf_plugin_wan.closed import SLOT, close_slot
-from wf_plugin_wan.sites import Wrap
+from wf_lib_family.closed import SLOT, close_slot
+from wf_lib_family.sites import Wrap
 
 
 def _namespace(stock: type) -> Mapping[str, Any]:

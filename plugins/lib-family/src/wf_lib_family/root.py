@@ -12,10 +12,12 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from wf_core.api import Context, Wiring, specialise
-from wf_plugin_wan.closed import SLOT, close_slot
-from wf_plugin_wan.sites import Wrap
+from wf_lib_family.closed import SLOT, close_slot
+from wf_lib_family.sites import Wrap
 
 NEEDED = ("hidden_states", "timestep", "encoder_hidden_states")
+Grid = Callable[[torch.Tensor], tuple[int, int, int]]
+"""hidden_states ``[B, C, T', H', W']`` -> the token grid (frames, height, width)."""
 
 
 class RootCalls:
@@ -26,14 +28,21 @@ class RootCalls:
     """
 
     def __init__(
-        self, root: Any, expert: str, wiring: Wiring, wrap: Wrap, forward: Callable[..., Any]
+        self,
+        root: Any,
+        expert: str,
+        wiring: Wiring,
+        wrap: Wrap,
+        forward: Callable[..., Any],
+        grid: Grid,
+        channels: int,
     ) -> None:
         self.wiring = wiring
         self._root = root
         self._expert = expert
         self._forward = forward
-        self._patch = root.config.patch_size
-        self._channels = root.config.out_channels
+        self._grid = grid
+        self._channels = channels
         self._names = tuple(inspect.signature(type(root).forward).parameters)[1:]
         stock = functools.partial(_sample, forward, root)
         self._chain = wrap("guidance", wrap("denoiser", stock))
@@ -53,11 +62,6 @@ class RootCalls:
             self._grid(named["hidden_states"]),
             compute,
         )
-
-    def _grid(self, hidden_states: torch.Tensor) -> tuple[int, int, int]:
-        frames, height, width = hidden_states.shape[2:]
-        p_t, p_h, p_w = self._patch
-        return frames // p_t, height // p_h, width // p_w
 
     def _through_seams(self, named: Mapping[str, Any]) -> Any:
         arguments = dict(named)
@@ -88,15 +92,37 @@ def _namespace(stock: Any) -> Mapping[str, Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._wf(args, kwargs)
 
-    return {"cache_context": cache_context, "forward": forward}
+    return {"forward": forward} | (
+        {"cache_context": cache_context} if hasattr(stock, "cache_context") else {}
+    )
+
+
+def patches(patch: tuple[int, int, int]) -> Grid:
+    """The grid of a model that cuts its latents into patches (frames, height, width)."""
+
+    def grid(hidden_states: torch.Tensor) -> tuple[int, int, int]:
+        frames, height, width = hidden_states.shape[2:]
+        p_t, p_h, p_w = patch
+        return frames // p_t, height // p_h, width // p_w
+
+    return grid
 
 
 def install_root(
-    root: Any, expert: str, wiring: Wiring, wrap: Wrap, open_forward: Callable[..., Any] | None
+    root: Any,
+    expert: str,
+    wiring: Wiring,
+    wrap: Wrap,
+    open_forward: Callable[..., Any] | None,
+    *,
+    grid: Grid,
+    channels: int,
 ) -> None:
-    """Make ``root`` report its calls. ``open_forward(root, ...)`` stands in for the stock forward where given."""
+    """Make ``root`` report its calls; its samples have ``channels``. ``open_forward(root, ...)`` stands in for the
+    stock forward where given.
+    """
     forward = open_forward or type(root).forward
-    setattr(root, SLOT, RootCalls(root, expert, wiring, wrap, forward))
+    setattr(root, SLOT, RootCalls(root, expert, wiring, wrap, forward, grid, channels))
     specialise(root, _namespace)
 
 

@@ -1,0 +1,1 @@
+"""What the adapters of diffusers families share: spans, roots, linear layers, VAEs, schedules, tested sources."""
