@@ -31,6 +31,7 @@ FORMS = {
     "sparse-kernel": [api.AttentionProvider],
     "vae-decoder": [api.VaeDecoder],
     "fusion": [api.Technique],
+    "execution-mode": [api.Technique],
     "model-family": [api.ModelFamily, api.CallPlan, api.Schedule, api.Wiring],
     "model-source": [],
     "calibrator": [api.Calibrator],
