@@ -5,7 +5,8 @@
 #   make test      lint, then every test; JOBS=4 for more cores, PYTEST='-m "not slow"' to pass options on
 #   make lint      ruff, mypy --strict on the core, import contracts
 #   make docs      what is generated from the manifests: pages in docs/, and the core's table of known switches
-#   make soak      300 requests in four threads of one process: outputs as alone, and nothing grows (minutes)
+#   make soak      300 requests in four threads of one process: outputs as alone, and nothing grows; 10,000 random
+#                  requests resolved (minutes)
 #   make bench     measurements, each beside its peer; BENCH=docs/bench keeps them as JSON
 #   make setup     only the environment
 #   make clean     everything that these targets wrote
@@ -48,6 +49,7 @@ docs: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python tests/soak/soak.py
+	WF_FUZZ_REQUESTS=10000 $(BIN)/python -m pytest -n $(JOBS) tests/test_resolve_fuzz_switches.py
 
 bench: $(STAMP)
 	for name in session attention cli resolve cache_overhead; do \

@@ -45,10 +45,10 @@ def test_a_session_with_a_declared_feature_is_refused(host: Host) -> None:
 @pytest.mark.usefixtures("untouched")
 def test_every_declared_feature_is_named(host: Host) -> None:
     with pytest.raises(Refused) as refused:
-        host.session(models.p1(), {"compile": True, "deterministic": True})
+        host.session(models.p1(), {"compile": True, "cuda_graph": True})
     assert sorted(violations(refused)) == [
         ("WF-P002", ("compile", "compile")),
-        ("WF-P002", ("deterministic", "deterministic")),
+        ("WF-P002", ("cuda-graph", "cuda_graph")),
     ]
 
 
@@ -65,7 +65,7 @@ def test_a_model_of_a_declared_family_is_refused(host: Host) -> None:
 def test_after_a_refusal_the_base_opens_as_before(host: Host) -> None:
     pipe = models.p1()
     with pytest.raises(Refused):
-        host.session(pipe, {"deterministic": True})
+        host.session(pipe, {"compile": True})
     with host.session(pipe, {"attention_backend": "sdpa"}) as session:
         assert session.pipe(**models.call(num_inference_steps=1)).frames is not None
 

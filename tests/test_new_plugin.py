@@ -34,6 +34,7 @@ OF_PACKAGE = {
     "feature-cache": {"interval.py"},
     "vae-decoder": {"decoder.py"},
     "fusion": {"residual.py"},
+    "execution-mode": {"mode.py"},
     "model-family": {"family.py", "model.py", "trial.py"},
     "model-source": {"checkpoint.py"},
 }

@@ -51,6 +51,7 @@ ALLOWED = {
 IMPORTERS = {
     "wf_core/src/wf_core/__init__.py": "its own modules, when a name of theirs is used",
     "wf_core/src/wf_core/cli/__init__.py": "the command that is called, from a fixed table",
+    "wf_core/src/wf_core/cli/package_probe.py": "an optional package, from a table, in doctor's child",
     "wf_core/src/wf_core/plugins/loading.py": "a plugin, when a session, a calibration or doctor's child needs it",
     "wf_core/src/wf_core/testing/__init__.py": "its own modules, when a name of theirs is used",
     "wf_core/src/wf_core/testing/bench.py": "the bench of a family, when a check asks for it",
@@ -58,6 +59,8 @@ IMPORTERS = {
     "wf_core/src/wf_core/testing/hosts.py": "the plugin that is tested",
     "wf_core/src/wf_core/testing/checks/packaging.py": "the plugin that is checked",
     "wf_core/src/wf_core/testing/checks/registry.py": "its own modules",
+    "plugins/fused-wan/src/wf_plugin_fused_wan/__init__.py": "its own module of the feature that is chosen",
+    "plugins/lib-attention/src/wf_lib_attention/packages.py": "an attention backend's package, when a session opens",
 }
 
 
