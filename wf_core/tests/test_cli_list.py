@@ -430,3 +430,21 @@ def test_every_command_is_loaded_by_its_name_only() -> None:
 
 def test_the_api_number_is_one_number() -> None:
     assert api.API == HOST_API
+
+
+def test_a_feature_that_this_machine_cannot_run_is_listed_with_the_reason(site: Site, wf: Any) -> None:
+    condition = """
+[[feature.condition]]
+fact = "package.no-such-package-anywhere"
+present = true
+code = "WF-X001"
+reason = "it needs no-such-package-anywhere, which is not installed."
+"""
+    site.family()
+    site.cache("cache-needy", RAISES, more=condition)
+    plugin = json.loads(wf("list-plugins", "--json", "--kind", "feature-cache").stdout)["plugins"][0]
+    (found,) = plugin["features"]
+    assert (plugin["state"], found["state"]) == ("available", "unavailable")
+    assert found["reason"] == "it needs no-such-package-anywhere, which is not installed."
+    text = " ".join(wf("list-plugins").stdout.split())
+    assert "unavailable (it needs no-such-package-anywhere, which is not installed): needy" in text

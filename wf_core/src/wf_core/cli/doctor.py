@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
 
+from wf_core.cli.here import against, machine, unmet
 from wf_core.cli.numbers import SECONDS
 from wf_core.cli.output import print_json, print_pairs, print_table, soundness
 from wf_core.cli.packages import asked_for, installed_packages
 from wf_core.cli.probing import Probed, probe_all
 from wf_core.facts import Facts
-from wf_core.manifests.conditions import Condition
 from wf_core.manifests.vocabulary import SCHEMA
 from wf_core.plugins.catalog import PACKAGE_FACT, Catalog, Offer
 from wf_core.plugins.discovery import PluginRecord, discover
 from wf_core.values import show, thaw
 
-MACHINE = ("device.", "package.", "process.", "python", "platform")
 SESSIONS_NEED = ("torch", "diffusers")
 
 
@@ -31,12 +30,9 @@ def command(seconds: float, as_json: bool) -> int:
     Each available plugin, and each optional package that is installed, is imported in a child process with a time
     limit; nothing is imported here. WF_STRICT=1 ends with exit code 2 when a plugin is broken or ambiguous.
     """
-    from wf_core.facts.device import device_facts
-    from wf_core.facts.process import process_facts
-
     discovery = discover()
     catalog = Catalog.of(discovery)
-    facts = device_facts().merged(process_facts(catalog.packages()))
+    facts = machine(catalog)
     cpus = int(facts.get("process.cpus", 1))
     states, packages = probe_all(catalog.records, installed_packages(catalog), seconds, cpus)
     plugins = [(record, *state) for record, state in zip(catalog.records, states, strict=True)]
@@ -72,9 +68,8 @@ def verdict(offer: Offer, facts: Facts, broken: Mapping[str, Probed]) -> tuple[s
     absent = needed(facts)
     if absent:
         return "no", f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
-    first = next(unmet(offer, facts), None)
-    if first is not None:
-        return "no", first.judge(facts, {}, offer.tables).reason
+    if why := against(offer, facts):
+        return "no", why
     useless = next((broken[name] for name in asked_for(offer) if name in broken), None)
     return ("yes", "") if useless is None else ("no", f"{useless} cannot be imported: {useless.reason}")
 
@@ -82,15 +77,6 @@ def verdict(offer: Offer, facts: Facts, broken: Mapping[str, Probed]) -> tuple[s
 def needed(facts: Facts) -> tuple[str, ...]:
     """What every session needs and is not installed; listing, resolving and this command do without."""
     return tuple(name for name in SESSIONS_NEED if facts.get(f"{PACKAGE_FACT}{name}", "?") is None)
-
-
-def unmet(offer: Offer, facts: Facts) -> Iterator[Condition]:
-    """The conditions of a feature that are about the machine alone and that it does not meet."""
-    for condition in offer.feature.conditions:
-        refs = list(condition.refs())
-        about_machine = all(ref.kind == "fact" and ref.name.startswith(MACHINE) for ref in refs)
-        if about_machine and condition.judge(facts, {}, offer.tables).state == "unmet":
-            yield condition
 
 
 def install_for(offer: Offer, facts: Facts) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""``wf list-plugins``: every installed plugin with its state. Reads metadata and manifests, imports none of them."""
+"""``wf list-plugins``: every installed plugin with its state. Reads metadata and manifests, imports none of them.
+
+A feature that this machine cannot run is listed as unavailable, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,17 @@ from typing import Any
 
 import click
 
+from wf_core.cli.here import against, machine
 from wf_core.cli.output import print_json, soundness
 from wf_core.cli.show_models import family_of, family_state, known_by
 from wf_core.cli.wrapping import wrapped
+from wf_core.facts import Facts
+from wf_core.manifests.declarations import FeatureDecl
 from wf_core.manifests.vocabulary import HOST_API, KINDS, SCHEMA
+from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.plugins.discovery import PluginRecord, discover
+
+NOTHING = Facts()
 
 
 @click.command("list-plugins")
@@ -28,10 +37,12 @@ def command(kind: str | None, as_json: bool) -> int:
     """
     discovery = discover(tolerant=True)
     records = [record for record in discovery.plugins if kind is None or kind in kinds_of(record)]
+    catalog = Catalog.of(discovery)
+    facts = machine(catalog)
     if as_json:
-        print_json(listing(records))
+        print_json(listing(records, facts))
     else:
-        _print(records)
+        _print(records, facts)
     return soundness(discovery)
 
 
@@ -40,13 +51,13 @@ def kinds_of(record: PluginRecord) -> set[str]:
     return {record.kind, *(item.feature.kind for item in record.features())}
 
 
-def listing(records: list[PluginRecord]) -> dict[str, Any]:
-    """The object that ``--json`` prints."""
+def listing(records: list[PluginRecord], facts: Facts = NOTHING) -> dict[str, Any]:
+    """The object that ``--json`` prints. Nothing stands against a feature where the machine's facts are not given."""
     from wf_core import __version__
 
     version = ".".join(str(number) for number in sys.version_info[:3])
     host = {"name": "wf-core", "version": __version__, "api": HOST_API, "python": version}
-    return {"schema": SCHEMA, "host": host, "plugins": [_plugin(record) for record in records]}
+    return {"schema": SCHEMA, "host": host, "plugins": [_plugin(record, facts) for record in records]}
 
 
 def switches_of(record: PluginRecord) -> list[str]:
@@ -57,16 +68,17 @@ def switches_of(record: PluginRecord) -> list[str]:
     return sorted(selectors | {switch.name for switch in record.manifest.switches})
 
 
-def _plugin(record: PluginRecord) -> dict[str, Any]:
+def _states(record: PluginRecord, facts: Facts) -> Iterator[tuple[FeatureDecl, str, str]]:
+    """Each feature with its state and reason, on this machine."""
+    for item in record.features():
+        why = against(Offer(record, item.feature), facts) if item.state == "available" else ""
+        yield (item.feature, "unavailable", why) if why else (item.feature, item.state, item.reason)
+
+
+def _plugin(record: PluginRecord, facts: Facts) -> dict[str, Any]:
     features = [
-        {
-            "name": item.feature.name,
-            "kind": item.feature.kind,
-            "tier": item.feature.tier,
-            "state": item.state,
-            "reason": item.reason,
-        }
-        for item in record.features()
+        {"name": feature.name, "kind": feature.kind, "tier": feature.tier, "state": state, "reason": reason}
+        for feature, state, reason in _states(record, facts)
     ]
     return {
         "name": record.name,
@@ -105,7 +117,7 @@ def _models(record: PluginRecord) -> list[dict[str, Any]]:
 _COLOURS = {"available": "green", "unavailable": "yellow", "ambiguous": "yellow", "blocked": "bright_black"}
 
 
-def _print(records: list[PluginRecord]) -> None:
+def _print(records: list[PluginRecord], facts: Facts) -> None:
     if not records:
         click.echo("no plugins are installed")
         return
@@ -115,7 +127,7 @@ def _print(records: list[PluginRecord]) -> None:
     click.echo(_row(heads[0], widths))
     for record, head in zip(records, heads[1:], strict=True):
         click.echo(_row(head, widths, _COLOURS.get(record.state, "red")))
-        for line in _details(record):
+        for line in _details(record, facts):
             click.echo(wrapped(line, "    ", "      "))
 
 
@@ -124,7 +136,7 @@ def _row(cells: tuple[str, ...], widths: list[int], colour: str = "") -> str:
     return f"{name}  {kind}  {click.style(state, fg=colour) if colour else state}  {cells[3]}".rstrip()
 
 
-def _details(record: PluginRecord) -> Iterator[str]:
+def _details(record: PluginRecord, facts: Facts) -> Iterator[str]:
     """What stands below a plugin: why it cannot be used, its features by state, its family, its models."""
     if record.reason:
         yield f"{record.state}: {record.reason}"
@@ -133,9 +145,9 @@ def _details(record: PluginRecord) -> Iterator[str]:
         own = family["state"] != record.state
         yield f"family {family['name']}" + (f" ({family['state']}: {family['reason']})" if own else "")
     groups: dict[str, list[str]] = {}
-    for item in record.features():
-        own = item.state != record.state
-        groups.setdefault(f"{item.state} ({item.reason})" if own else "", []).append(item.feature.name)
+    for feature, state, reason in _states(record, facts):
+        own = state != record.state
+        groups.setdefault(f"{state} ({reason.rstrip('.')})" if own else "", []).append(feature.name)
     for model in _models(record):
         groups.setdefault(_MODELS[model["known_by"]], []).append(model["name"])
     for said, names in groups.items():
