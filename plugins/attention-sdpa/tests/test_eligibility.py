@@ -103,6 +103,13 @@ def test_math_refuses_to_write_out_huge_scores(provider):
         provider("math").attend(x, x, x, None)
 
 
+def test_sdpa_refuses_where_torch_would_choose_to_write_them_out(provider, monkeypatch):
+    x = torch.zeros(1).expand(1, 27280, 24, 128)
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *args, **keywords: 0)
+    with pytest.raises(Ineligible, match="torch's choice, the math kernel, would allocate 71443046400 bytes"):
+        provider("sdpa").attend(x, x, x, None)
+
+
 @pytest.mark.parametrize("backend", ["math", "torch-flash", "flex"])
 @pytest.mark.parametrize(
     ("change", "says"),

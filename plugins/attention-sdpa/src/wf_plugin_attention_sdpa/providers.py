@@ -82,7 +82,8 @@ class Sdpa(CachedProvider):
     Masks and layouts are handed over as they come, so that the result is that of the stock model bit for bit. Rows
     that attend to nothing are zeros, except where torch chooses cuDNN. The one exception: on compute capability 10
     torch may choose cuDNN for grouped heads, which returns wrong numbers for fewer than 8 key heads (pytorch issue
-    193893); there the group becomes part of the query's length, and no kernel sees grouped heads.
+    193893); there the group becomes part of the query's length, and no kernel sees grouped heads. A call for which
+    torch would write out more than 2 GiB of scores is refused.
     """
 
     def _prepare(
@@ -90,13 +91,14 @@ class Sdpa(CachedProvider):
     ) -> Recipe:
         heads, key_heads = query.shape[2], key.shape[2]
         if heads == key_heads:
-            self._note(_chosen(query, key, value, mask))
+            self._note(_affordable(_chosen(query, key, value, mask), query, key, value, mask))
             return _public
         if key_heads < 8 and Machine.of(query.device).capability[0] == 10:
             require(Call.of(query, key, value, mask).problem())
             self._note("sdpa:folded", (_FOLDED,))
             return _public_folded
-        self._note(_chosen(query, key, value, mask, enable_gqa=True))
+        chosen = _chosen(query, key, value, mask, enable_gqa=True)
+        self._note(_affordable(chosen, query, key, value, mask))
         return _public_grouped
 
 
@@ -144,6 +146,15 @@ def _chosen(
     except (AttributeError, TypeError, RuntimeError):
         return "sdpa:unknown"
     return f"sdpa:{_SDPA_CHOICES.get(choice, 'unknown')}"
+
+
+def _affordable(
+    chosen: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> str:
+    """The kernel chosen; ``Ineligible`` when it is the math kernel and the scores would not fit."""
+    if chosen == "sdpa:math":
+        require(operators.too_big(Call.of(query, key, value, mask), "torch's choice, the math kernel,"))
+    return chosen
 
 
 PROVIDERS: Mapping[str, type[CachedProvider]] = {
