@@ -1,6 +1,7 @@
 """The fused kernels on a CUDA device: time, and bytes that must move per second, each beside the stock expression.
 
-A kernel reads and writes every element once, so that its floor is a copy of as many bytes: the last rows measure one.
+A kernel reads and writes every element once, so that its floor is a copy of as many bytes: the first row measures one.
+Each is called as a session calls it, through its dispatch: judged and planned once, looked up and counted every time.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import torch
 from table import Row, show
 from torch.nn import functional as F
 
-from wf_plugin_fused_wan import gated_residual, norm_modulate, norm_rope
+from wf_core.api import FeatureCounters
+from wf_plugin_fused_wan import feed_forward, gated_residual, norm_modulate, norm_rope
+from wf_plugin_fused_wan.dispatch import Dispatch, Kernel
 from wf_plugin_fused_wan.norm_rope import Form
 
 HEAD = 128
 SHAPES = ((32760, 1536), (27280, 3072), (8192, 5120))
+HIDDEN = {1536: 8960, 3072: 14336, 5120: 13824}
 WARM_UP, REPEAT = 5, 30
 AHEAD = 1_000_000
 """Cycles that the device sleeps before what is measured: some 0.5 ms."""
@@ -63,6 +67,16 @@ def copied() -> float:
     return 2 * x.nbytes / microseconds(lambda: y.copy_(x))
 
 
+def served(name: str, module: Any, *args: Any) -> Callable[[], Any]:
+    """A call as a session makes it, less the handler and the seam. Ends the process where no kernel serves it."""
+    kernel = Kernel(name, name, module.reference, module.plan, module.ineligible)
+    calls, counters = Dispatch(kernel), FeatureCounters(name)
+    calls(counters, *args)
+    if calls.reasons():
+        sys.exit(f"bench_kernels: {name} is not computed by its kernel: {'; '.join(calls.reasons())}")
+    return lambda: calls(counters, *args)
+
+
 def rows(what: str, peak: float, moved: int, ours: Callable[[], Any], stock: Callable[[], Any]) -> list[Row]:
     """One kernel: time, rate, and the stock expression's time. ``moved``: bytes that must move."""
     took = microseconds(ours)
@@ -103,28 +117,35 @@ def modulation(tokens: int, width: int, peak: float) -> list[Row]:
         f"norm_modulate {shape}",
         peak,
         2 * x.nbytes,
-        lambda: norm_modulate.launch(x, None, None, scale, shift, None, 1e-6),
+        served("norm_modulate", norm_modulate, x, None, None, scale, shift, None, 1e-6),
         lambda: stock_norm(x, scale, shift),
     )
     found += rows(
         f"norm_modulate, two times, {shape}",
         peak,
         2 * x.nbytes,
-        lambda: norm_modulate.launch(x, None, None, few[:, :, 0], few[:, :, 1], index, 1e-6),
+        served("norm_modulate", norm_modulate, x, None, None, few[:, :, 0], few[:, :, 1], index, 1e-6),
         lambda: stock_norm(x, dense[:, :, 0], dense[:, :, 1]),
     )
     found += rows(
         f"gated_residual {shape}",
         peak,
         3 * x.nbytes,
-        lambda: gated_residual.launch(x, out, gate, None),
+        served("gated_residual", gated_residual, x, out, gate, None),
+        lambda: gated_residual.reference(x, out, gate, None),
+    )
+    found += rows(
+        f"gated_residual in place {shape}",
+        peak,
+        3 * x.nbytes,
+        served("gated_residual", gated_residual, x.clone(), out, gate, None, True),
         lambda: gated_residual.reference(x, out, gate, None),
     )
     found += rows(
         f"gated_residual, two times, {shape}",
         peak,
         3 * x.nbytes,
-        lambda: gated_residual.launch(x, out, few[:, :, 2], index),
+        served("gated_residual", gated_residual, x, out, few[:, :, 2], index),
         lambda: gated_residual.reference(x, out, dense[:, :, 2], None),
     )
     return found
@@ -136,14 +157,11 @@ def rotation(tokens: int, width: int, peak: float) -> list[Row]:
     weight = torch.randn(width, device="cuda", dtype=torch.bfloat16)
     angles = torch.rand(1, tokens, 1, HEAD // 2, device="cuda").repeat_interleave(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()
-    halves = norm_rope.half_tables(cos, sin)
-    moved = 4 * query.nbytes + 2 * halves[0].nbytes
+    moved = 4 * query.nbytes + 2 * cos.nbytes
     found = []
     for double in (False, True):
         form = Form(width // HEAD, (1e-6, 1e-6), double=double)
-
-        def ours(form: Form = form) -> object:
-            return norm_rope.launch(query, key, weight, weight, *halves, form)
+        ours = served("rope", norm_rope, query, key, weight, weight, cos, sin, form)
 
         def stock() -> object:
             return stock_rotation(query, weight, cos, sin), stock_rotation(key, weight, cos, sin)
@@ -151,6 +169,22 @@ def rotation(tokens: int, width: int, peak: float) -> list[Row]:
         name = f"norm_rope {'fp64' if double else 'fp32'} {tokens} x {width}"
         found += rows(name, peak, moved, ours, stock)
     return found
+
+
+def product(tokens: int, width: int) -> list[Row]:
+    """The first product of a feed-forward with its GELU: bound by arithmetic, so that there is no rate to give."""
+    hidden = HIDDEN[width]
+    x = torch.randn(1, tokens, width, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(hidden, width, device="cuda", dtype=torch.bfloat16) / width**0.5
+    bias = torch.randn(hidden, device="cuda", dtype=torch.bfloat16)
+    return [
+        Row(
+            f"product with GELU {tokens} x {width} to {hidden}",
+            microseconds(lambda: feed_forward.launch(x, weight, bias)),
+            "us",
+        ),
+        Row("  stock", microseconds(lambda: feed_forward.reference(x, weight, bias)), "us"),
+    ]
 
 
 @torch.no_grad()
@@ -161,7 +195,7 @@ def main() -> None:
     peak = copied()
     found = [Row("copy of 512 MiB", peak / 1e3, "GB/s")]
     for tokens, width in SHAPES:
-        found += modulation(tokens, width, peak) + rotation(tokens, width, peak)
+        found += modulation(tokens, width, peak) + rotation(tokens, width, peak) + product(tokens, width)
     note = f"targets: {SHARE:.0%} of the rate of the copy; bfloat16; {torch.cuda.get_device_name()}"
     show("Fused kernels, one call", found, note)
 

@@ -78,6 +78,15 @@ def modulation(kind, dtype):
         compare(f"norm {kind} {width} affine", norm_modulate, x, *affine, None, None, None, EPS)
         compare(f"norm {kind} {width} alone", norm_modulate, x, None, None, None, None, None, EPS)
         compare(f"residual {kind} {width} no gate", gated_residual, x, out, None, None)
+        across = x.mT.contiguous().mT
+        compare(
+            f"norm {kind} {width} across", norm_modulate, across, None, None, *one.chunk(6, 1)[:2], None, EPS
+        )
+        compare(f"residual {kind} {width} gate across", gated_residual, across, across, one[:, :1], None)
+        for gates in (None, one[:, :1]):
+            expected, own = gated_residual.reference(x, out, gates, None), x.contiguous().clone()
+            result = gated_residual.launch(own, out, gates, None, True)
+            FOUND["in place"] = FOUND.get("in place", True) and result is own and torch.equal(own, expected)
 
 
 def rotation(kind, dtype):
@@ -95,11 +104,20 @@ def rotation(kind, dtype):
         query = torch.randn(2, queries, 2 * width).to(dtype)[..., width:]
         key = torch.randn(2, keys, 3 * width).to(dtype)[..., :width]
         weights = [torch.randn(head if form.per_head else width) for _ in range(2)]
-        angles = torch.rand(12, head // 2) * 20
-        tables = (None, None) if how == "cross" else (angles.cos(), angles.sin())
+        tables = (None, None) if how == "cross" else rope_tables(form, head)
         compare(f"rope {kind} {how}", norm_rope, query, key, *weights, *tables, form)
         if how == "halves":
             compare(f"rope {kind} {how} no weight", norm_rope, query, key, None, None, *tables, form)
+
+
+def rope_tables(form, head):
+    """cos and sin as models have them, for 12 tokens; NaN in the columns that are not to be read."""
+    angles = torch.rand(12, head // 2) * 20
+    cos, sin, rest = angles.cos(), angles.sin(), torch.full_like(angles, torch.nan)
+    if form.pairing == "halves":
+        return torch.cat([cos, rest], -1), torch.cat([sin, rest], -1)
+    pairs = torch.stack([cos, rest], -1), torch.stack([rest, sin], -1)
+    return tuple(pair.flatten(-2)[None, :, None] for pair in pairs)
 
 
 class Counts:

@@ -10,7 +10,10 @@ from support import models
 from wf_core import Refused
 from wf_core.api import Ineligible, Site
 from wf_core.testing import host_of
-from wf_plugin_fused_wan.inplace import InplaceResidual, bytes_avoided, rows_at_once
+from wf_plugin_fused_wan import gate as gates
+from wf_plugin_fused_wan import gated_residual, inplace, norm_modulate
+from wf_plugin_fused_wan.inplace import NOT_WRITTEN, InplaceResidual, bytes_avoided, rows_at_once
+from wf_plugin_fused_wan.modulation import FusedModulation
 
 ROLES = ("self", "cross", "ffn")
 SELF, CROSS, FFN = (Site("gated_residual", role=role) for role in ROLES)
@@ -152,6 +155,56 @@ def test_sizes():
     assert bytes_avoided(large, rows, fresh=True) == 12 * large.numel() - 4 * rows * 5120
 
 
+# --- beside the fused kernel -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Both techniques of one session; what is inside the fused one is what the test says."""
+    ours, fused = ready(InplaceResidual()), ready(FusedModulation())
+    monkeypatch.setattr(inplace, "fused_modulation", lambda: fused)
+
+    def add(site, x, out, gate, served=True):
+        def inner(x, out, gate):
+            return fused.gated_residual(no_stock, site, x, out, gate) if served else stock(x, out, gate)
+
+        return ours.handlers()["gated_residual"](inner, site, x, out, gate)
+
+    return ours, fused, add
+
+
+def test_the_kernel_writes_where_it_is_told_to(beside):
+    ours, fused, add = beside
+    x, gate, outs = drawn(), torch.randn(B, 1, D), [drawn() for _ in ROLES]
+    expected, before = stock(stock(stock(x, outs[0], gate), outs[1], None), outs[2], gate), x.clone()
+    first = add(SELF, x, outs[0], gate)
+    second = add(CROSS, first, outs[1], None)
+    third = add(FFN, second, outs[2], gate)
+    assert torch.equal(third, expected) and torch.equal(x, before)
+    assert first is not x and second is first and third is first
+    size = 2 * B * L * D
+    assert ours.counters.seen == {"fresh_adds": 1, "inplace_adds": 2, "bytes_avoided": 2 * size}
+    assert fused.counters.seen == {"reference_calls": 3} and not ours.counters.reasons
+
+
+def test_the_kernel_writes_over_nothing_else(beside):
+    ours, fused, add = beside
+    own, other = add(SELF, drawn(), drawn(), None), drawn()
+    before = other.clone()
+    add(CROSS, other, drawn(), None)  # not what was made last
+    fused.gated_residual(no_stock, SELF, own, drawn(), None)  # nobody said that it may
+    assert torch.equal(other, before)
+    assert ours.counters.seen["fresh_adds"] == 2 and "inplace_adds" not in ours.counters.seen
+
+
+def test_a_residual_that_the_kernel_left_to_the_stock_code_is_a_fallback(beside):
+    ours, _, add = beside
+    own = add(SELF, drawn(), drawn(), None)
+    assert add(CROSS, own, drawn(), None, served=False) is not own
+    assert ours.counters.reasons == {("gated_residual", NOT_WRITTEN): 1}
+    assert "inplace_adds" not in ours.counters.seen
+
+
 # --- sessions -------------------------------------------------------------------------------------------------------
 
 ON = {"inplace_residual": True}
@@ -216,6 +269,35 @@ def test_a_cache_keeps_what_it_would_keep_without(host, pipes, cache, shape):
     assert torch.equal(alone, beside)
     assert report["effective"][cache]["evidence"]["skipped"] > 0
     assert report["effective"]["inplace-residual"]["evidence"]["inplace_adds"] > 0
+
+
+ELSEWHERE = {"device.type": "cuda", "device.sm": 90, "package.triton": "3.6.0"}
+
+
+@pytest.mark.parametrize("recipe", ["t2v", "ti2v", "vace"])
+def test_beside_the_fused_kernels_both_take_effect(host, monkeypatch, recipe):
+    """The references stand in for the kernels, as if there were a device for them."""
+    monkeypatch.setattr(gates, "why_not", lambda device: "")
+    for module in (gated_residual, norm_modulate):
+        monkeypatch.setattr(
+            module, "plan", lambda *args, m=module: lambda *args: m.reference(*args).contiguous()
+        )
+    pipe, arguments = models.RECIPES[recipe](torch.bfloat16)
+    arguments = {**arguments, "num_inference_steps": 2, "output_type": "latent"}
+    request = {"fused_modulation": True}
+    with host.session(pipe, request, facts=ELSEWHERE) as session:
+        alone = session.pipe(**models.fresh(arguments)).frames
+        calls = session.report["effective"]["fused-modulation"]["evidence"]["gated_residual_calls"]
+    with host.session(pipe, {**request, **ON}, facts=ELSEWHERE, verify_contents=True) as session:
+        both = session.pipe(**models.fresh(arguments)).frames
+        assert session.held_bytes() == 0
+    effective = session.report["effective"]
+    assert torch.equal(alone, both)
+    assert {claim["state"] for claim in effective.values()} == {"effective"}
+    assert not session.report["fallbacks"]
+    found = effective["inplace-residual"]["evidence"]
+    assert effective["fused-modulation"]["evidence"]["gated_residual_calls"] == calls
+    assert (found["fresh_adds"], found["inplace_adds"]) == (calls // 3, 2 * calls // 3)
 
 
 def test_a_run_with_gradients_is_refused(host):

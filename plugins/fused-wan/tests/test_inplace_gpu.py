@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from fused_by_hand import ready
 
 from wf_core.api import Site
+from wf_plugin_fused_wan import inplace
 from wf_plugin_fused_wan.inplace import SCRATCH, InplaceResidual
+from wf_plugin_fused_wan.modulation import FusedModulation
 
 pytestmark = pytest.mark.gpu
 
@@ -55,6 +59,25 @@ def test_the_residuals_of_a_block_need_no_whole_tensor_in_fp32(gate_rows):
     fp32 = 4 * L * D
     assert least <= 2 * L * D + SCRATCH + ROUNDING, f"{least} bytes for the result and the pieces"
     assert most - least >= 3 * fp32 - SCRATCH - ROUNDING, f"{most} bytes by the stock code, {least} in place"
+
+
+@pytest.mark.parametrize("gate_rows", [1, L])
+def test_the_fused_kernel_needs_one_result_for_the_three(monkeypatch, gate_rows):
+    x, out = (torch.randn(1, L, D, device="cuda").bfloat16() for _ in range(2))
+    gate = torch.randn(1, gate_rows, D, device="cuda")
+    technique, fused = ready(InplaceResidual()), ready(FusedModulation())
+    monkeypatch.setattr(inplace, "fused_modulation", lambda: fused)
+    handler = technique.handlers()["gated_residual"]
+
+    def add(site, *args):
+        return handler(partial(fused.gated_residual, stock, site), site, *args)
+
+    theirs = residuals(x, out, gate, lambda site, *args: stock(*args))
+    residuals(x, out, gate, add)  # compiles
+    ours, least = peak(lambda: residuals(x, out, gate, add))
+    assert torch.equal(ours, theirs)
+    assert fused.counters.seen["calls"] == 6 and technique.counters.seen["inplace_adds"] == 4
+    assert least <= 2 * L * D + ROUNDING, f"{least} bytes for the result"
 
 
 @pytest.mark.parametrize(

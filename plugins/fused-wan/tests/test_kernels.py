@@ -47,6 +47,10 @@ def test_residuals_are_equal_bit_for_bit(found, kind, how):
     assert all(result["equal"] for result in cases(found, "residual", kind, how))
 
 
+def test_residuals_written_over_their_input_are_the_same(found):
+    assert found["in place"] is True
+
+
 def test_results_are_contiguous_and_of_the_inputs_dtype(found):
     for kernel in ("norm", "residual", "rope"):
         assert all(result["contiguous"] for result in cases(found, kernel))

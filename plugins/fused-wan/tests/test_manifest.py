@@ -41,6 +41,7 @@ def test_switches(manifest):
         "fused_rope": ("fused-rope", "flag"),
         "rope_precision": ("fused-rope", "option"),
         "fused_modulation": ("fused-modulation", "flag"),
+        "fused_gelu": ("fused-gelu", "flag"),
         "static_cross_kv": ("static-cross-kv", "flag"),
         "inplace_residual": ("inplace-residual", "flag"),
     }
@@ -62,6 +63,7 @@ def test_defaults(manifest):
         ("fuse-qkv", ("qkv",)),
         ("static-cross-kv", ("denoiser", "linear")),
         ("inplace-residual", ("gated_residual",)),
+        ("fused-gelu", ("feed_forward",)),
     ],
 )
 def test_where_they_stand(manifest, name, seams):
@@ -104,6 +106,23 @@ HOPPER = {"device.type": "cuda", "device.sm": 90, "package.triton": "3.6.0"}
 )
 def test_kernels_run_on_cuda_devices_from_sm80_on_with_triton(manifest, name, facts, codes):
     assert unmet(manifest, name, HOPPER | facts) == codes
+
+
+@pytest.mark.parametrize(
+    ("facts", "codes"),
+    [
+        ({}, []),
+        ({"model.dtype": "float16"}, []),
+        ({"device.type": "cpu"}, ["WF-U010"]),
+        ({"model.dtype": "float32"}, ["WF-U013"]),
+    ],
+)
+def test_the_fused_product_takes_half_precision_on_cuda_devices(manifest, facts, codes):
+    assert unmet(manifest, "fused-gelu", HOPPER | {"model.dtype": "bfloat16"} | facts) == codes
+
+
+def test_residuals_in_place_are_outside_the_fused_ones(manifest):
+    assert manifest.feature("inplace-residual").before == ("fused-modulation",)
 
 
 @pytest.mark.parametrize(("per_token", "waits"), [(True, True), (False, False)])

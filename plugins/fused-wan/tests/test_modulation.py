@@ -10,7 +10,7 @@ from fused_by_hand import ready
 from wf_core.api import Ineligible, TokenRows
 from wf_plugin_fused_wan import dispatch, gate, norm_rope, operators
 from wf_plugin_fused_wan.modulation import FusedModulation
-from wf_plugin_fused_wan.rope import FusedRope, HalfTables
+from wf_plugin_fused_wan.rope import FusedRope
 
 X = torch.randn(1, 5, 48, generator=torch.Generator().manual_seed(0))
 NORM = torch.nn.LayerNorm(48, elementwise_affine=False)
@@ -113,6 +113,25 @@ def test_a_kernel_that_fails_is_not_called_again_in_this_run(opened):
     assert "calls" not in ours.counters.seen
 
 
+def test_a_signature_is_planned_once_and_told_apart_by_gradients(opened):
+    ours, planned = opened(), []
+    kernel = ours.residuals.kernel
+    ours.residuals = dispatch.Dispatch(
+        dispatch.Kernel(
+            kernel.name,
+            kernel.seam,
+            kernel.reference,
+            lambda *args: planned.append(args) or kernel.reference,
+            kernel.ineligible,
+        )
+    )
+    for x in (X, X.clone(), X[:, :4], X):
+        add(ours, x)
+    assert [len(args[0][0]) for args in planned] == [5, 4]
+    with torch.enable_grad(), pytest.raises(Ineligible, match="gradient"):
+        add(ours, X.clone().requires_grad_())
+
+
 def test_out_of_memory_comes_through(opened):
     def full(*args):
         raise torch.OutOfMemoryError("full")
@@ -122,7 +141,7 @@ def test_out_of_memory_comes_through(opened):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
-def test_a_rotation_is_counted_and_its_tables_are_halved_once(opened, precision):
+def test_a_rotation_is_counted_and_nothing_is_kept_for_it(opened, precision):
     ours = opened(FusedRope, precision=precision)
     angles = torch.rand(1, 5, 1, 8).repeat_interleave(2, dim=-1)
     tables = (angles.cos(), angles.sin())
@@ -133,18 +152,7 @@ def test_a_rotation_is_counted_and_its_tables_are_halved_once(opened, precision)
     ours.rope(None, None, X, X[:, :2], RMS, 3, None)
     assert ours.counters.seen == {"calls": 4, "rope_calls": 4}
     assert ours.evidence() == {"precision": precision}
-    assert sum(t.numel() for t in ours.held_tensors()) == 3 * angles.numel()
-    ours.end()
     assert not list(ours.held_tensors())
-
-
-def test_tables_of_other_memory_are_halved_again():
-    halves = HalfTables()
-    first, second = torch.rand(1, 5, 1, 16), torch.rand(1, 5, 1, 16)
-    assert halves.of((first, first)) is halves.of((first.view_as(first), first))
-    cos, sin = halves.of((second, first))
-    assert torch.equal(cos, second[0, :, 0, 0::2])
-    assert torch.equal(sin, first[0, :, 0, 1::2])
 
 
 ROW = torch.ones(1, 1, 48)

@@ -112,6 +112,7 @@ CANNOT = {
     "dtype": _replaced("to_v", nn.Linear(12, 12, dtype=torch.float64)),
     "bias": _replaced("to_q", nn.Linear(12, 12, bias=False)),
     "has hooks": lambda attn: attn.to_q.register_forward_hook(lambda layer, args, out: out),
+    "has hooks, which": lambda attn: setattr(attn.to_k, "forward", lambda x: x),
     "hooks, which": lambda attn: attn.to_v.register_forward_pre_hook(lambda layer, args: None),
 }
 

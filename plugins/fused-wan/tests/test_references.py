@@ -73,8 +73,8 @@ def rotation(dtype, eps=EPS, keys=7):
 
 
 def reference(query, key, norms, tables, form):
-    halves = (None, None) if tables is None else norm_rope.half_tables(*tables)
-    return norm_rope.reference(query, key, norms[0].weight, norms[1].weight, *halves, form)
+    cos, sin = tables or (None, None)
+    return norm_rope.reference(query, key, norms[0].weight, norms[1].weight, cos, sin, form)
 
 
 def test_a_rotation_is_bit_for_bit_stock_in_float32():
@@ -115,6 +115,22 @@ def test_padding_is_not_rotated_and_a_rank_starts_where_its_rows_do():
     assert torch.equal(part[:, 2:], norms[0](query[:, 6:]).unflatten(2, (HEADS, -1)))
 
 
+def test_halves_are_turned_by_the_first_half_of_the_tables():
+    query, key, norms, _ = rotation(torch.float32)
+    angles = torch.rand(7, HEAD // 2) * 9
+    tables = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
+    ours, _ = reference(query, key, norms, tables, Form(HEADS, (EPS, EPS), pairing="halves"))
+    x = norms[0](query).unflatten(2, (HEADS, -1))
+    turned = torch.cat([-x[..., HEAD // 2 :], x[..., : HEAD // 2]], -1)
+    torch.testing.assert_close(ours, x * tables[0][:, None] + turned * tables[1][:, None])
+
+
+def test_tables_that_end_before_the_tokens_are_not_stretched():
+    query, key, norms, tables = rotation(torch.float32)
+    with pytest.raises(RuntimeError, match="size"):
+        reference(query, key, norms, [table[:, :5] for table in tables], Form(HEADS, (EPS, EPS)))
+
+
 X = torch.zeros(2, 7, 48)
 ROW = torch.zeros(2, 1, 48)
 
@@ -124,7 +140,7 @@ ROW = torch.zeros(2, 1, 48)
     [
         ((X.double(), None, None, None, None, None, EPS), "the hidden states is float64"),
         ((torch.zeros(1, 1, 9000), None, None, None, None, None, EPS), "rows of up to 8192"),
-        ((X.mT, None, None, None, None, None, EPS), "not adjacent in memory"),
+        ((X, None, None, torch.zeros(2, 1, 96)[..., ::2], ROW, None, EPS), "channels of the scale are not adjacent"),
         ((X, torch.zeros(24), None, None, None, None, EPS), "the norm's weight is [24]"),
         ((X, None, None, ROW.bfloat16(), ROW, None, EPS), "the scale is bfloat16"),
         ((X, None, None, ROW, torch.zeros(2, 3, 48), None, EPS), "3 rows for 7 tokens and no index"),
@@ -154,14 +170,21 @@ def test_a_gradient_is_refused():
         ({"key": X.half()}, "float16"),
         ({"weights": (torch.zeros(48), None)}, "only one of the norms"),
         ({"weights": (torch.zeros(16), torch.zeros(16))}, "the norm is over 48 channels"),
-        ({"tables": (torch.zeros(7, 8).bfloat16(), torch.zeros(7, 8))}, "the cosine table is bfloat16"),
-        ({"tables": (torch.zeros(7, 4), torch.zeros(7, 4))}, "heads have 8 pairs"),
-        ({"form": Form(3, (EPS, EPS), valid=9)}, "the tables have 7 rows for 9 tokens"),
+        ({"tables": (torch.zeros(7, 16).bfloat16(), torch.zeros(7, 16))}, "the cosine table is bfloat16"),
+        ({"tables": (torch.zeros(7, 8), torch.zeros(7, 8))}, "[7, 8], and heads have 16 channels"),
+        (
+            {"tables": (torch.zeros(1, 7, 1, 16), torch.zeros(7, 3, 16))},
+            "[7, 3, 16], and heads have 16 channels",
+        ),
+        ({"tables": (torch.zeros(7, 32)[:, ::2], torch.zeros(7, 16))}, "not adjacent in memory"),
+        ({"form": Form(3, (EPS, EPS), valid=9)}, "7 rows, and there are 9 tokens to rotate"),
+        ({"form": Form(3, (EPS, EPS), offset=1)}, "7 rows, and there are 8 tokens to rotate"),
+        ({"key": torch.zeros(2, 8, 48)}, "7 rows, and there are 8 tokens to rotate"),
         ({"query": torch.zeros(1, 1, 9000), "key": torch.zeros(1, 1, 9000)}, "takes up to 8192"),
     ],
 )
 def test_a_rotation_that_the_kernel_cannot_serve_is_refused_with_the_reason(changes, said):
     given = {"query": X, "key": X, "weights": (None, None), "form": Form(3, (EPS, EPS))}
-    given = {**given, "tables": (torch.zeros(7, 8), torch.zeros(7, 8)), **changes}
+    given = {**given, "tables": (torch.zeros(1, 7, 1, 16), torch.zeros(7, 16)), **changes}
     args = (given["query"], given["key"], *given["weights"], *given["tables"], given["form"])
     assert said in norm_rope.ineligible(*args)

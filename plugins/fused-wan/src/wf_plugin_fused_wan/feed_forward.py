@@ -1,22 +1,26 @@
 """``fused-gelu``: the first product of a feed-forward with its GELU in the same kernel, cuBLASLt's epilogue.
 
-Stock writes the product ``[B, L, 4 D]``, reads it and writes as much again; here it is written once, already activated,
+Stock writes the product ``[B, L, F]``, reads it and writes as much again; here it is written once, already activated,
 and rounded once instead of twice. ``gelu_tanh(x) = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` (arXiv
 1606.08415).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from wf_core.api import Handler, Ineligible, Site, Technique, serving
+from wf_core.api import Handler, Ineligible, RunView, Site, Technique, serving
+from wf_plugin_fused_wan.plain_layers import hooked, why_not_plain
 
+FEATURE, SEAM = "fused-gelu", "feed_forward"
 DTYPES = (torch.float16, torch.bfloat16)
-SEAM = "feed_forward"
+MODULE = "ffn"
+"""What a block calls its feed-forward."""
+FIRST = "the layer before the GELU"
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -24,25 +28,62 @@ def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
     return nn.functional.gelu(nn.functional.linear(x, weight, bias), approximate="tanh")
 
 
+def launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """One product with bias and tanh GELU, contiguous. For calls that ``ineligible`` has nothing against: on the CPU
+    torch's operator computes the GELU with the error function.
+    """
+    rows = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
+    return rows.view(*x.shape[:-1], weight.shape[0])
+
+
 def ineligible(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> str:
     """Why the epilogue cannot serve this call; "" when it can."""
     if not x.is_cuda:
         return f"the epilogue is cuBLASLt's, for CUDA devices, and this call is on {x.device.type}"
+    if weight.device != x.device or bias.device != x.device:
+        return f"the hidden states are on {x.device}, and the weights are on {weight.device}"
     if not x.dtype == weight.dtype == bias.dtype or x.dtype not in DTYPES:
         return f"the epilogue takes float16 or bfloat16 alike, this call has {x.dtype}, {weight.dtype} and {bias.dtype}"
+    if torch.is_autocast_enabled("cuda"):
+        return "autocast is on, which chooses the dtype of the stock product and knows nothing of this one"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias)):
         return "a gradient is wanted, which the fused product does not keep what it needs for"
     return ""
 
 
-def launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """One product with bias and tanh GELU, contiguous. On the CPU torch's operator would take the other GELU."""
-    rows = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
-    return rows.view(*x.shape[:-1], weight.shape[0])
+def foreign(module: Any) -> str:
+    """Why a feed-forward is not diffusers' own, of a plain product with bias, a tanh GELU and whatever follows; "" when
+    it is. May be traced.
+    """
+    if not _is_of_diffusers(module, "FeedForward"):
+        return f"the feed-forward is a {type(module).__name__}, not diffusers' FeedForward"
+    first = module.net[0]
+    if not _is_of_diffusers(first, "GELU") or first.approximate != "tanh":
+        return f"the feed-forward begins with a {type(first).__name__}, and only tanh GELU has an epilogue"
+    reason = why_not_plain(FIRST, first.proj)
+    if reason:
+        return reason
+    if first.proj.bias is None:
+        return f"{FIRST} has no bias"
+    if hooked(module) or hooked(first):
+        return "the feed-forward or its GELU has hooks, which a fused product would leave out"
+    return ""
+
+
+def feed_forwards(components: Mapping[str, Any]) -> Iterator[Any]:
+    """Those of all blocks."""
+    for component in components.values():
+        if isinstance(component, nn.Module):
+            for path, module in component.named_modules():
+                if path.endswith(f".{MODULE}"):
+                    yield module
 
 
 class FusedGelu(Technique):
-    """Claims ``feed_forward`` of every block."""
+    """Claims ``feed_forward`` of every block. Counts ``calls``."""
+
+    def __init__(self) -> None:
+        self._modules: list[Any] = []
 
     def handlers(self) -> Mapping[str, Handler]:
         return {SEAM: self.feed_forward}
@@ -50,16 +91,38 @@ class FusedGelu(Technique):
     def prepare(self, components: Mapping[str, Any]) -> None:
         if not hasattr(torch, "_addmm_activation"):
             raise Ineligible("this torch has no product with an activation in its epilogue")
+        self._modules = list(feed_forwards(components))
+
+    def check(self, run: RunView) -> Iterable[str]:
+        """Refuses a model of which a feed-forward cannot be served, or, where such go to the stock code, none can."""
+        reasons = [foreign(module) for module in self._modules]
+        left = [reason for reason in reasons if reason]
+        if left and (len(left) == len(reasons) or not self.dense_when_ineligible):
+            told = "; ".join(dict.fromkeys(left))
+            return [f"{len(left)} of {len(reasons)} feed-forwards cannot be fused: {told}"]
+        return []
+
+    def evidence(self) -> Mapping[str, object]:
+        """What is left to the stock code is counted call by call, but not in compiled code: so it is named here."""
+        reasons = sorted({reason for reason in map(foreign, self._modules) if reason})
+        return {"left_to_stock": reasons} if reasons else {}
+
+    def close(self) -> None:
+        self._modules.clear()
 
     def feed_forward(
         self, inner: Callable[..., torch.Tensor], site: Site, module: Any, x: torch.Tensor
     ) -> torch.Tensor:
-        first, *rest = module.net
-        reason = foreign(first)
+        """x ``[B, L, D]`` through the feed-forward of one block."""
+        compiling = torch.compiler.is_compiling()
+        reason = foreign(module)
         if reason:
+            if compiling:
+                return inner(module, x)  # a run that may not do this was refused before it began
             raise Ineligible(reason)
-        weight, bias = first.proj.weight, first.proj.bias
-        y = activated(x, weight, bias) if torch.compiler.is_compiling() else self.compute(x, weight, bias)
+        first, *rest = module.net
+        compute = activated if compiling else self.compute
+        y: torch.Tensor = compute(x, first.proj.weight, first.proj.bias)
         for layer in rest:
             y = layer(y)
         return y
@@ -74,23 +137,10 @@ class FusedGelu(Technique):
         return out
 
 
-def foreign(first: Any) -> str:
-    """Why the first layer is not a plain product with bias and tanh GELU; "" when it is."""
-    if type(first).__name__ != "GELU" or getattr(first, "approximate", "") != "tanh":
-        return f"the feed-forward begins with {type(first).__name__}, and only tanh GELU has an epilogue"
-    layer = first.proj
-    if type(layer) is not nn.Linear:
-        return f"the layer before the GELU is {type(layer).__name__}, changed by another feature or a library"
-    if layer.bias is None:
-        return "the layer before the GELU has no bias"
-    hooked = (first._forward_hooks, first._forward_pre_hooks, layer._forward_hooks, layer._forward_pre_hooks)
-    return "the layer before the GELU carries hooks, which would not be called" if any(hooked) else ""
-
-
 @torch.library.custom_op("wf_fused_wan::activated", mutates_args=())
 def activated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """As `FusedGelu.compute`, for compiled code."""
-    technique = cast("FusedGelu", serving("fused-gelu"))
+    technique = cast("FusedGelu", serving(FEATURE))
     try:
         return technique.compute(x, weight, bias)
     except Ineligible as why:
@@ -103,3 +153,8 @@ def activated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
 @activated.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def _is_of_diffusers(module: Any, name: str) -> bool:
+    kind = type(module)
+    return kind.__name__ == name and kind.__module__.startswith("diffusers.")

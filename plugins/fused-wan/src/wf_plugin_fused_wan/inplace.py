@@ -4,44 +4,53 @@ The stock code makes a copy of the hidden states in fp32, the product with the g
 size. Here only rows of one exist at a time. The first residual of a block goes into a tensor of its own, because its
 input may be kept by a cache; the others are written over that one, and over no other: a tensor that this feature did
 not make itself is never written to.
+
+Beside ``fused-modulation``, whose kernel makes nothing but the result, this feature is the outer one: it says which
+tensor may be written to, and the kernel writes.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from wf_core.api import Handler, Ineligible, RunView, Site, Technique
+from wf_core.api import Handler, Ineligible, RunView, Site, Technique, serving
+
+if TYPE_CHECKING:
+    from wf_plugin_fused_wan.modulation import FusedModulation
 
 SCRATCH = 64 * 2**20
 """Bytes of fp32 rows that are computed at a time."""
 MOST_ROWS = 4096
 FP32 = 4
+NOT_WRITTEN = "the fused kernel could not write over this residual, which was added into a new tensor"
 COMPILED = "no residual came here outside compiled code, where adding in place saves nothing"
 
 Residual = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 
 class InplaceResidual(Technique):
-    """Counts ``inplace_adds``, ``fresh_adds`` (the first of a block) and ``bytes_avoided``, what the stock code would
-    have allocated more.
+    """Counts ``inplace_adds``, ``fresh_adds`` (the first of a block) and ``bytes_avoided``, what the stock code, or the
+    fused kernel where there is one, would have allocated more.
     """
 
     def __init__(self, scratch: int = SCRATCH) -> None:
         self._scratch = scratch
         self._own: weakref.ref[torch.Tensor] | None = None
         self._calls = 0
+        self._fused: FusedModulation | None = None
 
     def handlers(self) -> Mapping[str, Handler]:
         return {"gated_residual": self._add}
 
     def begin(self, run: RunView) -> None:
-        self._own, self._calls = None, 0
+        self._own, self._calls, self._fused = None, 0, None
 
     def end(self) -> None:
-        self._own = None
+        self._own = self._fused = None
 
     def evidence(self) -> Mapping[str, object]:
         return {} if self._calls else {"compiled": COMPILED}
@@ -51,6 +60,8 @@ class InplaceResidual(Technique):
     ) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return inner(x, out, gate)
+        if not self._calls:
+            self._fused = fused_modulation()
         self._calls += 1
         require_no_grad(x, out, gate)
         if not in_stock_types(x, out, gate):
@@ -59,6 +70,8 @@ class InplaceResidual(Technique):
             )
             return inner(x, out, gate)
         target = self._private(site.role, x)
+        if self._fused is not None:
+            return self._by_kernel(self._fused, inner, x, out, gate, target)
         if gate is None:
             return self._plain(inner, x, out, target)
         return self._gated(x, out, gate, target)
@@ -67,6 +80,23 @@ class InplaceResidual(Technique):
         """x if it may be written to: it was made here, by an earlier residual of the same block."""
         mine = self._own is not None and self._own() is x
         return x if mine and role != "self" else None
+
+    def _by_kernel(
+        self,
+        fused: FusedModulation,
+        inner: Residual,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        gate: torch.Tensor | None,
+        target: torch.Tensor | None,
+    ) -> torch.Tensor:
+        with fused.writing_into(target):
+            result = inner(x, out, gate)
+        if target is not None and result is not target:
+            self.counters.fall_back("gated_residual", NOT_WRITTEN)
+            return result
+        self._count(inplace=target is not None, saved=0 if target is None else target.nbytes)
+        return self._mine(result)
 
     def _plain(
         self, inner: Residual, x: torch.Tensor, out: torch.Tensor, target: torch.Tensor | None
@@ -93,6 +123,14 @@ class InplaceResidual(Technique):
     def _count(self, *, inplace: bool, saved: int) -> None:
         self.counters.add("inplace_adds" if inplace else "fresh_adds")
         self.counters.add("bytes_avoided", max(saved, 0))
+
+
+def fused_modulation() -> FusedModulation | None:
+    """The fused kernels of the session whose call this is, if it has them."""
+    try:
+        return cast("FusedModulation", serving("fused-modulation"))
+    except RuntimeError:
+        return None
 
 
 def require_no_grad(*tensors: torch.Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -25,30 +26,52 @@ def programs(device: torch.device, per_processor: int) -> int:
     return per_processor * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def launch(
-    kernel: Any,
-    device: torch.device,
-    grid: tuple[int, ...],
-    arguments: tuple[Any, ...],
-    constants: dict[str, Any],
-) -> None:
-    """Run a kernel on ``device``, which is not always the current one. The guard costs more than the comparison."""
-    if 0 in grid:  # no tokens
-        return
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        kernel[grid](*arguments, **constants)
-        return
-    with torch.cuda.device(device):
-        kernel[grid](*arguments, **constants)
+def launcher(
+    kernel: Any, device: torch.device, grid: tuple[int, ...], constants: dict[str, Any]
+) -> Callable[..., None]:
+    """What runs a kernel on ``device``, which is not always the current one, when called with the other arguments."""
+    if 0 in grid:
+        return _nothing  # there are no tokens
+    run = kernel[grid]
+    if device.type != "cuda":
+        return lambda *arguments: run(*arguments, **constants)
+    current, index = torch.cuda.current_device, device.index
+
+    def guarded(*arguments: Any) -> None:
+        if index == current():  # costs less than the guard
+            run(*arguments, **constants)
+            return
+        with torch.cuda.device(index):
+            run(*arguments, **constants)
+
+    return guarded
 
 
-def unfit(name: str, x: torch.Tensor, like: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
-    """Why a kernel cannot read ``x``, called ``name``, beside ``like``; "" when it can."""
+def _nothing(*arguments: Any) -> None:
+    pass
+
+
+def adjacent(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy whose channels are adjacent in memory: the first block gets the patches as a view across them."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def unfit(
+    name: str,
+    x: torch.Tensor,
+    like: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+    *,
+    copied: bool = False,
+) -> str:
+    """Why a kernel cannot read ``x``, called ``name``, beside ``like``; "" when it can. ``copied``: it is given
+    ``adjacent(x)``.
+    """
     if x.device != like.device:
         return f"{name} is on {x.device}, and the hidden states are on {like.device}"
     if x.dtype not in dtypes:
         return f"{name} is {_short(x.dtype)}, and the kernel takes {' or '.join(map(_short, dtypes))}"
-    if x.stride(-1) != 1:
+    if x.stride(-1) != 1 and not copied:
         return f"the channels of {name} are not adjacent in memory (stride {x.stride(-1)})"
     return ""
 

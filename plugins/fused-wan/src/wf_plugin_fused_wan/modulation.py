@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class FusedModulation(Technique):
         self.norms = Dispatch(_kernel("norm_modulate", norm_modulate))
         self.residuals = Dispatch(_kernel("gated_residual", gated_residual))
         self._times = TokenTimes()
+        self._into: torch.Tensor | None = None
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -88,8 +90,20 @@ class FusedModulation(Technique):
 
             traced: torch.Tensor = operators.gated_residual(x, out, rows, index)
             return traced
-        result: torch.Tensor = self.residuals(self.counters, x, out, rows, index)
+        inplace = self._into is x and x.is_contiguous()
+        result: torch.Tensor = self.residuals(self.counters, x, out, rows, index, inplace)
         return result
+
+    @contextmanager
+    def writing_into(self, x: torch.Tensor | None) -> Iterator[None]:
+        """Meanwhile a residual that is added to ``x`` is written over it: for `InplaceResidual`, which knows whose x
+        is. None is no tensor at all.
+        """
+        self._into = x
+        try:
+            yield
+        finally:
+            self._into = None
 
     def time_embedding(
         self, inner: Callable[[torch.Tensor], tuple[Any, Any]], site: Site, timestep: torch.Tensor

@@ -48,7 +48,7 @@ def ineligible(
     """Why the kernel cannot serve this call; "" when it can."""
     if x.ndim != 3 or not 0 < x.shape[-1] <= launching.MOST_WIDTH:
         return f"the hidden states are {list(x.shape)}, and the kernel takes rows of up to {launching.MOST_WIDTH}"
-    reason = launching.unfit("the hidden states", x, x) or launching.needs_gradient(
+    reason = launching.unfit("the hidden states", x, x, copied=True) or launching.needs_gradient(
         x, weight, bias, scale, shift
     )
     for name, vector in (("the norm's weight", weight), ("the norm's bias", bias)):
@@ -89,6 +89,8 @@ def plan(
     """``launch`` for calls of these dtypes, shapes and strides, with all that follows from them computed."""
     from wf_plugin_fused_wan.modulation_kernels import norm_modulate_kernel
 
+    copied = x.stride(-1) != 1
+    x = launching.adjacent(x)
     batch, tokens, width = x.shape
     modulated = scale is not None and shift is not None
     scale_strides = launching.row_strides(scale, index) if scale is not None else (0, 0)
@@ -114,6 +116,8 @@ def plan(
         "enable_fp_fusion": True,
     }
 
+    go = launching.launcher(norm_modulate_kernel, x.device, grid, constants)
+
     def run(
         x: torch.Tensor,
         weight: torch.Tensor | None,
@@ -123,9 +127,10 @@ def plan(
         index: torch.Tensor | None,
         eps: float,
     ) -> torch.Tensor:
-        result = torch.empty((batch, tokens, width), dtype=x.dtype, device=x.device)
-        arguments = (x, result, weight, bias, scale, shift, index, tokens, eps, *numbers)
-        launching.launch(norm_modulate_kernel, x.device, grid, arguments, constants)
+        if copied:
+            x = launching.adjacent(x)
+        result = torch.empty_like(x, memory_format=torch.contiguous_format)
+        go(x, result, weight, bias, scale, shift, index, tokens, eps, *numbers)
         return result
 
     return run

@@ -1,8 +1,8 @@
 """Query and key norm with the rotary embedding: in plain torch, by one kernel, and which calls the kernel can serve.
 
 Shapes: query ``[B, L, H * D]``, key ``[B, Lk, H * D]``, as the projections gave them; weights ``[H * D]`` (a norm over
-all heads), ``[D]`` (over each head), or None; cos and sin fp32 ``[N, D / 2]``, one value per pair, or None (no
-rotation). Results ``[B, L, H, D]`` and ``[B, Lk, H, D]``, contiguous.
+all heads), ``[D]`` (over each head), or None; cos and sin fp32 ``[1, N, 1, D]`` or ``[N, D]`` as the model has them,
+with every value twice, or None (no rotation). Results ``[B, L, H, D]`` and ``[B, Lk, H, D]``, contiguous.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class Form:
     """What a model fixes: ``per_head`` norms, ``pairing`` of elements 2i and 2i+1 (``interleaved``) or i and i + D/2
     (``halves``), the arithmetic of the rotation. And what a rank does: token l of its rows stands at ``offset + l`` of
-    the tables, and rows from ``valid`` on (None: from the tables' end on) are padding, which is not rotated.
+    the tables, and rows from ``valid`` on (None: there are none) are padding, which is not rotated.
+
+    Of the values that the tables hold twice, those read are the even columns of cos and the odd ones of sin, as
+    diffusers does, or for ``halves`` the first half of both.
     """
 
     heads: int
@@ -77,7 +80,7 @@ def ineligible(
         or launching.unfit("the key", key, query)
         or launching.needs_gradient(query, key, query_weight, key_weight)
         or _unfit_weights(query, query_weight, key_weight, form)
-        or _unfit_tables(query, cos, sin, form)
+        or _unfit_tables(query, max(query.shape[1], key.shape[1]), cos, sin, form)
     )
 
 
@@ -108,9 +111,10 @@ def plan(
 ) -> Callable[..., Pair]:
     """``launch`` for calls of these dtypes, shapes and strides, with all that follows from them computed."""
     together = query.shape == key.shape
-    both = _plan(query, key, query_weight, cos, form, both=True) if together else None
-    queries = _plan(query, query, query_weight, cos, form, both=False)
-    keys = _plan(key, key, key_weight, cos, form, both=False)
+    both = _plan(query, key, query_weight, (cos, sin), form, both=True) if together else None
+    queries = _plan(query, query, query_weight, (cos, sin), form, both=False)
+    keys = _plan(key, key, key_weight, (cos, sin), form, both=False)
+    eps, query_shape, key_shape = form.eps, _split(query, form), _split(key, form)
 
     def run(
         query: torch.Tensor,
@@ -121,54 +125,46 @@ def plan(
         sin: torch.Tensor | None,
         form: Form,
     ) -> Pair:
-        to_query, to_key = _empty(query, form), _empty(key, form)
+        to_query, to_key = query.new_empty(query_shape), key.new_empty(key_shape)
         if both is not None:
-            both((query, key, to_query, to_key, query_weight, key_weight, cos, sin, *form.eps))
+            both(query, key, to_query, to_key, query_weight, key_weight, cos, sin, *eps)
             return to_query, to_key
-        for go, x, to, weight, eps in (
-            (queries, query, to_query, query_weight, form.eps[0]),
-            (keys, key, to_key, key_weight, form.eps[1]),
+        for go, x, to, weight, number in (
+            (queries, query, to_query, query_weight, eps[0]),
+            (keys, key, to_key, key_weight, eps[1]),
         ):
-            go((x, x, to, to, weight, weight, cos, sin, eps, eps))
+            go(x, x, to, to, weight, weight, cos, sin, number, number)
         return to_query, to_key
 
     return run
-
-
-def half_tables(cos: torch.Tensor, sin: torch.Tensor, pairing: Pairing = "interleaved") -> Pair:
-    """The tables of a model, ``[1, L, 1, D]`` or ``[L, D]`` with each value twice, as contiguous ``[L, D / 2]``."""
-    cos, sin = cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])
-    if pairing == "halves":
-        half = cos.shape[-1] // 2
-        return cos[:, :half].contiguous(), sin[:, :half].contiguous()
-    return cos[:, 0::2].contiguous(), sin[:, 1::2].contiguous()
 
 
 def _plan(
     query: torch.Tensor,
     key: torch.Tensor,
     weight: torch.Tensor | None,
-    cos: torch.Tensor | None,
+    tables: tuple[torch.Tensor | None, torch.Tensor | None],
     form: Form,
     *,
     both: bool,
-) -> Callable[[tuple[Any, ...]], None]:
+) -> Callable[..., None]:
     """One launch, of query and key or of one of them: takes what is not a number of the plan."""
     from wf_plugin_fused_wan.rope_kernels import norm_rope_kernel
 
     batch, tokens, width = query.shape
     head = width // form.heads
     block, pairs = launching.power_above(form.heads), launching.power_above(head // 2)
-    rows = 0 if cos is None else cos.shape[0]
-    strides = (query.stride(0), query.stride(1), key.stride(0), key.stride(1))
-    numbers = (tokens, *strides, form.offset, rows if form.valid is None else form.valid)
+    rotated = tables[0] is not None
+    table_rows = tuple(0 if table is None else table.stride(_rows_of(table)) for table in tables)
+    strides = (query.stride(0), query.stride(1), key.stride(0), key.stride(1), *table_rows)
+    numbers = (tokens, *strides, form.offset, form.offset + tokens if form.valid is None else form.valid)
     constants: dict[str, Any] = {
         "HEADS": form.heads,
         "HEAD": head,
         "BOTH": both,
         "WEIGHTED": weight is not None,
         "PER_HEAD": form.per_head,
-        "ROTATED": cos is not None,
+        "ROTATED": rotated,
         "HALVES": form.pairing == "halves",
         "DOUBLE": form.double,
         "BLOCK": block,
@@ -177,16 +173,13 @@ def _plan(
         "enable_fp_fusion": True,
     }
 
-    def run(arguments: tuple[Any, ...]) -> None:
-        x = arguments[0]
-        launching.launch(norm_rope_kernel, x.device, (tokens, batch), (*arguments, *numbers), constants)
-
-    return run
+    go = launching.launcher(norm_rope_kernel, query.device, (tokens, batch), constants)
+    return lambda *arguments: go(*arguments, *numbers)
 
 
-def _empty(x: torch.Tensor, form: Form) -> torch.Tensor:
-    shape = (*x.shape[:2], form.heads, x.shape[-1] // form.heads)
-    return torch.empty(shape, dtype=x.dtype, device=x.device)
+def _split(x: torch.Tensor, form: Form) -> tuple[int, ...]:
+    """``[B, L, H * D]`` -> B, L, H, D."""
+    return (*x.shape[:2], form.heads, x.shape[-1] // form.heads)
 
 
 def _reference(
@@ -203,7 +196,7 @@ def _reference(
     y = y.view(split.shape)
     if cos is None or sin is None:
         return y.type_as(x)
-    cos, sin = (_placed(table, x.shape[1], form, float(table is cos)) for table in (cos, sin))
+    cos, sin = (_placed(table, x.shape[1], form, which) for which, table in enumerate((cos, sin)))
     out = torch.empty(split.shape, dtype=x.dtype, device=x.device)
     first, second = _pairs(y.to(cos.dtype), form)
     to_first, to_second = _pairs(out, form)
@@ -220,13 +213,20 @@ def _pairs(x: torch.Tensor, form: Form) -> Pair:
     return x[..., 0::2], x[..., 1::2]
 
 
-def _placed(table: torch.Tensor, tokens: int, form: Form, identity: float) -> torch.Tensor:
-    """The rows of the tokens, ``[L, 1, D / 2]``; ``identity`` where they are padding."""
-    valid = table.shape[0] if form.valid is None else form.valid
-    rows = table[form.offset : min(form.offset + tokens, valid)]
-    if rows.shape[0] < tokens:
-        rows = torch.cat([rows, rows.new_full((tokens - rows.shape[0], rows.shape[1]), identity)])
+def _placed(table: torch.Tensor, tokens: int, form: Form, which: int) -> torch.Tensor:
+    """The rows of the tokens, ``[L, 1, D / 2]``, of cos (0) or sin (1); 1 or 0 where they are padding."""
+    rows = table.flatten(0, -2)
+    rows = rows[:, : rows.shape[1] // 2] if form.pairing == "halves" else rows[:, which::2]
+    end = form.offset + tokens
+    rows = rows[form.offset : end if form.valid is None else min(end, form.valid)]
+    if form.valid is not None and rows.shape[0] < tokens:
+        rows = torch.cat([rows, rows.new_full((tokens - rows.shape[0], rows.shape[1]), 1.0 - which)])
     return (rows.double() if form.double else rows).unsqueeze(1)
+
+
+def _rows_of(table: torch.Tensor) -> int:
+    """Which dimension of a table, ``[1, N, 1, D]`` or ``[N, D]``, is that of the tokens."""
+    return 1 if table.ndim == 4 else 0
 
 
 def _unfit_weights(
@@ -249,16 +249,20 @@ def _unfit_weights(
     return ""
 
 
-def _unfit_tables(query: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, form: Form) -> str:
+def _unfit_tables(
+    query: torch.Tensor, tokens: int, cos: torch.Tensor | None, sin: torch.Tensor | None, form: Form
+) -> str:
     if cos is None or sin is None:
         return ""
-    half = query.shape[-1] // form.heads // 2
+    head = query.shape[-1] // form.heads
+    last = form.offset + tokens if form.valid is None else form.valid
     for name, table in (("the cosine table", cos), ("the sine table", sin)):
         reason = launching.unfit(name, table, query, (torch.float32,))
-        if not reason and (table.ndim != 2 or table.shape[1] != half or not table.is_contiguous()):
-            reason = f"{name} is {list(table.shape)}, and heads have {half} pairs"
         if reason:
             return reason
-    if form.valid is not None and form.valid > cos.shape[0]:
-        return f"the tables have {cos.shape[0]} rows for {form.valid} tokens"
+        rows = table.shape[_rows_of(table)]
+        if tuple(table.shape) not in ((1, rows, 1, head), (rows, head)):
+            return f"{name} is {list(table.shape)}, and heads have {head} channels"
+        if last > rows:
+            return f"{name} has {rows} rows, and there are {last} tokens to rotate"
     return ""

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from wf_plugin_fused_wan.plain_layers import why_not_plain
+
 LAYERS = ("to_q", "to_k", "to_v")
 
 
@@ -31,21 +33,11 @@ def why_not(attn: Any) -> str:
         return "the projections of a self-attention are fused already"
     query, key, value = attn.to_q, attn.to_k, attn.to_v
     for layer in (query, key, value):
-        reason = _why_not_plain(layer)
+        reason = why_not_plain("a projection", layer)
         if reason:
             return reason
     if not _alike(query, key) or not _alike(query, value):
         return "the projections of a self-attention differ in size, dtype, device or bias"
-    return ""
-
-
-def _why_not_plain(layer: Any) -> str:
-    if type(layer) is not nn.Linear:
-        return "a projection is no plain linear layer: it is quantised, has a LoRA, or another feature is around it"
-    if type(layer.weight) is not nn.Parameter and type(layer.weight) is not torch.Tensor:
-        return "the weight of a projection is not a plain tensor"
-    if len(layer._forward_pre_hooks) or len(layer._forward_hooks):
-        return "a projection has hooks, which a packed product would leave out"
     return ""
 
 

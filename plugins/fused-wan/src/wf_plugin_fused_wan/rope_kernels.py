@@ -125,6 +125,8 @@ def norm_rope_kernel(
     query_token,
     key_batch,
     key_token,
+    cos_row,
+    sin_row,
     offset,
     valid,
     HEADS: tl.constexpr,
@@ -156,8 +158,10 @@ def norm_rope_kernel(
         pairs = tl.arange(0, PAIRS)[None, :]
         place = pairs * 0 + (token + offset)
         turns = (pairs < HEAD // 2) & (place < valid)
-        cos = tl.load(cos_ptr + place.to(tl.int64) * (HEAD // 2) + pairs, mask=turns, other=1.0)
-        sin = tl.load(sin_ptr + place.to(tl.int64) * (HEAD // 2) + pairs, mask=turns, other=0.0)
+        # each value is there twice: the even columns of cos and the odd ones of sin, or the first half of both
+        STEP: tl.constexpr = 1 if HALVES else 2
+        cos = tl.load(cos_ptr + place.to(tl.int64) * cos_row + STEP * pairs, mask=turns, other=1.0)
+        sin = tl.load(sin_ptr + place.to(tl.int64) * sin_row + STEP * pairs + STEP - 1, mask=turns, other=0.0)
 
     q_first, q_second = _normed(
         q_first, q_second, query_weight_ptr, query_eps, heads,
