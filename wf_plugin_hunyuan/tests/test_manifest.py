@@ -146,9 +146,16 @@ def test_token_grids(
     assert (found, found[0] * found[1] * found[2]) == (grid, tokens)
 
 
-def test_the_family_is_declared_and_says_that_it_cannot_be_opened() -> None:
-    assert FAMILY.state == "unavailable: not implemented"
-    assert set(FAMILY.seams) == set(SEAMS)
+def test_what_the_adapter_has_not_is_not_among_its_seams() -> None:
+    assert FAMILY.state == ""
+    assert set(SEAMS) - set(FAMILY.seams) == {
+        "branch",
+        "feed_forward",
+        "gated_residual",
+        "norm_modulate",
+        "rope",
+        "time_embedding",
+    }
     assert {FAMILY.instead[key] for key in ("vae_spatial_tiling", "vae_tiled_decode", "tiled")} == {
         "vae_tiling"
     }

@@ -1,1 +1,17 @@
-"""The HunyuanVideo model family: what it is made of, in the manifest. Its adapter is not implemented yet."""
+"""The HunyuanVideo model family: HunyuanVideo and HunyuanVideo-1.5 on the stock diffusers models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wf_core.api import hookimpl
+
+if TYPE_CHECKING:
+    from wf_core.api import ModelFamily
+
+
+@hookimpl
+def wf_model_family() -> ModelFamily:
+    from wf_plugin_hunyuan.family import HunyuanFamily
+
+    return HunyuanFamily()

@@ -86,6 +86,8 @@ class Sdpa(CachedProvider):
     torch would write out more than 2 GiB of scores is refused.
     """
 
+    stock_mask = True
+
     def _prepare(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> Recipe:

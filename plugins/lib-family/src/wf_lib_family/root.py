@@ -55,10 +55,13 @@ class RootCalls:
         compute: Callable[[], Any] = functools.partial(self._forward, self._root, *args, **kwargs)
         if self._claimed:
             compute = functools.partial(self._through_seams, named)
+        text = named["encoder_hidden_states"]
         return self.wiring.call(
             self._expert,
             named["timestep"],
-            named["encoder_hidden_states"],
+            text[0]
+            if isinstance(text, tuple)
+            else text,  # a pair: the image tokens are the same in both branches
             self._grid(named["hidden_states"]),
             compute,
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wf_core.kinds.counters import FeatureCounters
 
@@ -89,6 +89,11 @@ class Technique:
 
 class AttentionProvider(Technique, ABC):
     """Computes attention in place of the model's own dispatch."""
+
+    stock_mask: ClassVar[bool] = False
+    """Whether masks must come as the stock model makes them. Otherwise a family may leave out the keys that nobody
+    attends to, and the mask with them: the same result to rounding, for kernels that take no mask.
+    """
 
     @abstractmethod
     def attend(
