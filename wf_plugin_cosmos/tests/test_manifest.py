@@ -150,9 +150,10 @@ def test_token_grids(
     assert (found, found[0] * found[1] * found[2]) == (grid, tokens)
 
 
-def test_the_family_is_declared_and_says_that_it_cannot_be_opened() -> None:
-    assert FAMILY.state == "unavailable: not implemented"
-    assert set(FAMILY.seams) == set(SEAMS)
+def test_the_manifest_names_the_seams_that_there_are_and_the_hook_gives_the_adapter() -> None:
+    assert FAMILY.state == ""
+    assert set(SEAMS) - set(FAMILY.seams) == {"time_embedding"}  # its signals have three rows, not six
+    assert type(wf_plugin_cosmos.wf_model_family()).__name__ == "CosmosFamily"
     assert {FAMILY.instead[key] for key in ("vae_spatial_tiling", "vae_tiled_decode", "tiled")} == {
         "vae_tiling"
     }

@@ -1,0 +1,278 @@
+"""Sessions through the host: the plain clip bit for bit, aborted runs, threads, and techniques on every generation."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import cycle
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from wf_core import Host, Refused
+from wf_core.testing import copy_pipeline, host_of
+
+KINDS = ("p1", "p1-video", "p2-image", "p2", "p2.5", "transfer")
+DTYPES = (torch.float32, torch.bfloat16)
+
+pytestmark = [
+    pytest.mark.usefixtures("torchvision"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def host() -> Host:
+    return Host.discover()
+
+
+@pytest.fixture(scope="module")
+def willing() -> Host:
+    """The host of what is installed, with caches that would take any family: what they compute here must be right
+    before their manifests name this one.
+    """
+
+    def widen(manifest: Any) -> Any:
+        features = tuple(attrs.evolve(feature, families=("*",)) for feature in manifest.features)
+        return attrs.evolve(manifest, features=features)
+
+    manifests = [record.manifest for record in Host.discover().discovery.plugins if record.manifest]
+    caches = [widen(manifest) for manifest in manifests if manifest.kind == "feature-cache"]
+    return host_of("wf_plugin_cosmos", *caches)
+
+
+def effective(session: Any, feature: str) -> Any:
+    return session.report["effective"][feature]["evidence"]
+
+
+def codes(host: Host, pipe: Any, request: dict[str, Any]) -> set[str]:
+    with pytest.raises(Refused) as refused:
+        host.session(pipe, request)
+    return {violation.code for violation in refused.value.refusal.violations}
+
+
+# --- plain ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "dtype"), list(zip(KINDS, cycle(DTYPES), strict=False)), ids=str)
+def test_a_plain_session_is_stock_and_leaves_the_base(
+    kind: str, dtype: torch.dtype, host: Host, tiny: SimpleNamespace
+) -> None:
+    pipe, given = tiny.pipe(kind, dtype), tiny.arguments(kind, dtype)
+    plain = tiny.output(pipe, given)
+    with host.session(pipe, {}, verify_contents=True) as session:
+        assert torch.equal(tiny.output(session.pipe, given), plain)
+        assert session.report["identity"] == "ordinal"
+    assert torch.equal(tiny.output(pipe, given), plain)
+
+
+def test_an_aborted_run_leaves_nothing(host: Host, tiny: SimpleNamespace) -> None:
+    pipe, given = tiny.pipe("p2"), tiny.arguments("p2")
+    plain = tiny.output(pipe, given)
+
+    def abort(*_: Any) -> Any:
+        raise KeyError("enough")
+
+    request = {"static_cross_kv": True, "attention_backend": "sdpa"}
+    with host.session(pipe, request, verify_contents=True) as session:
+        for _ in range(2):
+            with pytest.raises(KeyError, match="enough"):
+                session.pipe(**given, callback_on_step_end=abort)
+            assert session.held_bytes() == 0
+            assert torch.equal(tiny.output(session.pipe, given), plain)
+
+
+@pytest.fixture
+def interleaving() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_two_sessions_in_two_threads_equal_their_solo_runs(
+    interleaving: None, host: Host, tiny: SimpleNamespace
+) -> None:
+    pipe = tiny.pipe("p2")
+    jobs = [tiny.arguments("p2", num_frames=frames, output_type="pt") for frames in (5, 9)]
+    requests: list[dict[str, Any]] = [{}, {"static_cross_kv": True}]
+    solo, together = [tiny.output(pipe, given) for given in jobs], [torch.empty(0)] * 2
+    barrier = threading.Barrier(2)
+
+    def work(index: int) -> None:
+        with host.session(pipe, requests[index]) as session:
+            barrier.wait()
+            together[index] = tiny.output(session.pipe, jobs[index])
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(together, solo, strict=True))
+
+
+def test_a_call_that_cannot_be_made_is_refused_before_the_model(host: Host, tiny: SimpleNamespace) -> None:
+    with host.session(tiny.pipe("p2"), {}) as session:
+        with pytest.raises(Refused, match="nearest legal values are 9 and 13"):
+            tiny.output(session.pipe, tiny.arguments("p2", num_frames=10))
+        assert tiny.output(session.pipe, tiny.arguments("p2")).shape[2] == 2
+
+
+# --- techniques, by request -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "bound"),
+    [("p2", "sdpa", 0.0), ("transfer", "sdpa", 0.0), ("p1", "math", 1e-5), ("transfer", "flex", 1e-5)],
+)
+def test_attention_providers_serve_every_attention(
+    kind: str, backend: str, bound: float, host: Host, tiny: SimpleNamespace
+) -> None:
+    pipe, given = tiny.pipe(kind), tiny.arguments(kind)
+    plain = tiny.output(pipe, given)
+    with host.session(pipe, {"attention_backend": backend}) as session:
+        ours = tiny.output(session.pipe, given)
+    blocks, sites = (3, 3) if kind == "transfer" else (2, 2)
+    assert effective(session, backend)["successes"] == 2 * 2 * blocks * sites
+    assert float((ours - plain).norm() / plain.norm()) <= bound
+
+
+@pytest.mark.parametrize("kind", ["p1-video", "p2.5"])
+def test_text_products_are_computed_once_and_exact(kind: str, host: Host, tiny: SimpleNamespace) -> None:
+    pipe, given = tiny.pipe(kind), tiny.arguments(kind)
+    plain = tiny.output(pipe, given)
+    with host.session(pipe, {"static_cross_kv": True}) as session:
+        assert torch.equal(tiny.output(session.pipe, given), plain)
+    layers, branches, steps = 2 * 2, 2, 2
+    seen = effective(session, "static-cross-kv")
+    assert (seen["misses"], seen["hits"]) == (layers * branches, layers * branches * (steps - 1))
+    assert session.report["fallbacks"] == []
+
+
+def test_packed_projections_are_close(host: Host, tiny: SimpleNamespace) -> None:
+    pipe, given = tiny.pipe("p2"), tiny.arguments("p2")
+    plain = tiny.output(pipe, given)
+    with host.session(pipe, {"fuse_qkv": True}) as session:
+        ours = tiny.output(session.pipe, given)
+    assert effective(session, "fuse-qkv")["fused_blocks"] == len(pipe.transformer.transformer_blocks)
+    assert float((ours - plain).norm() / plain.norm()) <= 1e-6
+
+
+def test_guidance_is_computed_for_the_first_steps_alone(host: Host, tiny: SimpleNamespace) -> None:
+    pipe, given = tiny.pipe("p1"), tiny.arguments("p1", num_inference_steps=4)
+    plain = tiny.output(pipe, given)
+    with host.session(pipe, {"cfg_gate_step": 0.5}) as session:
+        ours = tiny.output(session.pipe, given)
+    seen = effective(session, "cfg-gate")
+    assert (seen["computed"], seen["skipped"]) == (6, 2)
+    assert 0 < float((ours - plain).norm() / plain.norm()) < 0.2
+
+
+CACHES: dict[str, dict[str, Any]] = {
+    "firstblock": {"residual_diff_threshold": 0.5},
+    "easycache": {"first": 1, "threshold": 1.0},
+    "magcache": {"ratios": [1.0] * 6, "threshold": 1.0, "retention_ratio": 0.0},
+    "taylorseer": {},
+}
+OFF: dict[str, dict[str, Any]] = {
+    "firstblock": {"residual_diff_threshold": 0.0},
+    "easycache": {"first": 1, "threshold": 0.0},
+    "magcache": {"ratios": [1.0] * 6, "threshold": 0.0},
+}
+
+
+def asked(cache: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"feature_cache": {"algorithm": cache, **options}}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_caches_are_refused_until_their_manifests_name_the_family(
+    cache: str, host: Host, tiny: SimpleNamespace
+) -> None:
+    families = {
+        feature.name: feature.families
+        for record in host.discovery.plugins
+        if record.manifest is not None
+        for feature in record.manifest.features
+    }
+    request = asked(cache, CACHES[cache])
+    if set(families[cache]) & {"cosmos", "*"}:
+        host.session(tiny.pipe("p2"), request).close()
+    else:
+        assert "WF-M001" in codes(host, tiny.pipe("p2"), request)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_caches_skip_and_are_inert_at_a_threshold_of_zero(
+    cache: str, willing: Host, tiny: SimpleNamespace
+) -> None:
+    pipe, given = tiny.pipe("p2"), tiny.arguments("p2", num_inference_steps=6)
+    plain = tiny.output(pipe, given)
+    with willing.session(pipe, asked(cache, CACHES[cache])) as session:
+        ours = tiny.output(session.pipe, given)
+    assert effective(session, cache)["skipped"] > 0
+    assert torch.isfinite(ours).all() and not torch.equal(ours, plain)
+    if cache in OFF:
+        with willing.session(pipe, asked(cache, OFF[cache])) as session:
+            assert torch.equal(tiny.output(session.pipe, given), plain)
+
+
+class Residuals:
+    """What magcache does, by hand on the stock blocks: outside the computed steps the residual of the last of these."""
+
+    def __init__(self, root: Any, computed: set[int]) -> None:
+        self._call, self._computed = -1, computed
+        self._entered: torch.Tensor
+        self._kept: dict[int, torch.Tensor] = {}
+        root.register_forward_pre_hook(self._begin)
+        for block in root.transformer_blocks:
+            self._replace(block, block is root.transformer_blocks[0], block is root.transformer_blocks[-1])
+
+    def _begin(self, *_: Any) -> None:
+        self._call += 1
+
+    def _replace(self, block: Any, first: bool, last: bool) -> None:
+        stock = block.forward
+
+        def forward(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            step, branch = divmod(self._call, 2)
+            if step not in self._computed:
+                return x + self._kept[branch] if first else x
+            self._entered = x if first else self._entered
+            out: torch.Tensor = stock(x, *rest)
+            if last:
+                self._kept[branch] = out - self._entered
+            return out
+
+        block.forward = forward
+
+
+@pytest.mark.parametrize("kind", ["p1-video", "transfer"])
+def test_a_skipped_step_is_what_it_is_by_hand(kind: str, willing: Host, tiny: SimpleNamespace) -> None:
+    pipe, given = tiny.pipe(kind), tiny.arguments(kind, num_inference_steps=6)
+    with willing.session(pipe, asked("magcache", CACHES["magcache"])) as session:
+        ours = tiny.output(session.pipe, given)
+        rows = session.report["steps"]["caches"]["magcache"]["branches"]
+    (computed,) = {tuple(row["computed"]) for row in rows.values()}
+    assert 0 < len(computed) < 6
+    by_hand = copy_pipeline(pipe, ("transformer", "vae"))
+    Residuals(by_hand.transformer, set(computed))
+    assert torch.equal(ours, tiny.output(by_hand, given))
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_seam_that_the_family_has_not_is_refused(host: Host, tiny: SimpleNamespace) -> None:
+    assert "WF-M004" in codes(host, tiny.pipe("p2"), {"fused_modulation": True})
+
+
+def test_tiling_of_predict1_is_refused(host: Host, tiny: SimpleNamespace) -> None:
+    """Its stock VAE takes the switch and decodes in one piece all the same."""
+    assert "WF-V003" in codes(host, tiny.pipe("p1"), {"vae_tiling": True})
+    assert "WF-V003" not in codes(host, tiny.pipe("p2"), {"vae_tiling": True})
