@@ -6,7 +6,7 @@
 #   make lint      ruff, mypy --strict on the core, import contracts
 #   make docs      what is generated from the manifests: pages in docs/, and the core's table of known switches
 #   make soak      300 requests in four threads of one process: outputs as alone, and nothing grows; 10,000 random
-#                  requests resolved (minutes)
+#                  requests resolved, 100 that fail somewhere (minutes)
 #   make bench     measurements, each beside its peer; BENCH=docs/bench keeps them as JSON
 #   make setup     only the environment
 #   make clean     everything that these targets wrote
@@ -49,7 +49,8 @@ docs: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python tests/soak/soak.py
-	WF_FUZZ_REQUESTS=10000 $(BIN)/python -m pytest -n $(JOBS) tests/test_resolve_fuzz_switches.py
+	WF_FUZZ_REQUESTS=10000 WF_FAULTS=100 $(BIN)/python -m pytest -n $(JOBS) tests/test_resolve_fuzz_switches.py \
+	  tests/test_fault_injection.py
 
 bench: $(STAMP)
 	for name in session attention cli resolve cache_overhead; do \

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from support.pages import blocks
 from wf_core import Host, Refused, __version__, api, hookspecs, testing
 from wf_core.cli import main
+from wf_core.isolation.guard import GLOBAL_SETTERS
 from wf_core.manifests.manifest import FILE_NAME, Manifest
 from wf_core.manifests.toml_reader import Table
 from wf_core.manifests.vocabulary import KINDS
@@ -114,6 +115,14 @@ def test_the_seams_that_the_toy_family_lacks_are_named() -> None:
     [lacking] = re.findall(r"every seam but (.*?)\. ", " ".join(page("conformance.md").split()))
     family = record_of(TOY).manifest.family
     assert set(re.findall(r"`([\w.]+)`", lacking)) == {*api.SEAMS} - {*family.seams}
+
+
+def test_every_setting_that_a_mode_may_hold_is_named() -> None:
+    [table] = re.findall(
+        r"^\| setting \| value \|\n\|---\|---\|\n((?:\|.*\n)+)", page("kinds/execution-mode.md"), re.M
+    )
+    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(GLOBAL_SETTERS)
 
 
 def test_every_fixture_is_documented() -> None:

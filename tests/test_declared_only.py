@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from support import models
+from support.plugins import write_plugin
 from wf_core import Host, Refused
+from wf_core.testing.toy import trial as toy
 
 
 def violations(refused: pytest.ExceptionInfo[Refused]) -> list[tuple[str, tuple[str, ...]]]:
@@ -45,21 +48,34 @@ def test_a_session_with_a_declared_feature_is_refused(host: Host) -> None:
 @pytest.mark.usefixtures("untouched")
 def test_every_declared_feature_is_named(host: Host) -> None:
     with pytest.raises(Refused) as refused:
-        host.session(models.p1(), {"compile": True, "cuda_graph": True})
+        host.session(models.p1(), {"compile": True, "quantization": "int8"})
     assert sorted(violations(refused)) == [
         ("WF-P002", ("compile", "compile")),
-        ("WF-P002", ("cuda-graph", "cuda_graph")),
+        ("WF-P002", ("quantization", "int8")),
     ]
 
 
+LATER = """
+kind = "model-family"
+summary = "A family that is declared, of the toy's class"
+
+[family]
+name = "later"
+state = "unavailable: not implemented"
+seams = ["denoiser"]
+transformer_classes = { ToyTransformer = "later" }
+"""
+
+
 @pytest.mark.usefixtures("untouched")
-def test_a_model_of_a_declared_family_is_refused(host: Host) -> None:
-    base = models.hy(patch_size=2)
+def test_a_model_of_a_declared_family_is_refused(host_with: Callable[..., Host]) -> None:
+    host = host_with(lambda root: write_plugin(root, "later", LATER, ""))
+    base = toy.pipeline()
     plan = host.resolve(base, {})
-    assert plan.not_activatable == ("hunyuan",)
-    with pytest.raises(Refused, match="the family hunyuan cannot be opened yet, only judged") as refused:
+    assert plan.not_activatable == ("later",)
+    with pytest.raises(Refused, match="the family later cannot be opened yet, only judged") as refused:
         host.session(base, plan)
-    assert violations(refused) == [("WF-M007", ("family", "hunyuan"))]
+    assert violations(refused) == [("WF-M007", ("family", "later"))]
 
 
 def test_after_a_refusal_the_base_opens_as_before(host: Host) -> None:

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.slow
 
 REQUESTS, PARTS = int(os.environ.get("WF_FUZZ_REQUESTS", "3000")), 4
 """`make soak` asks for 10,000."""
+CODES = 40 if REQUESTS >= 10_000 else 35
+"""More than these are met in each part: fewer requests meet fewer."""
 UNKNOWN_FAMILY = "no-plugin-knows-it"
 NONSENSE: tuple[Any, ...] = (
     "", "auto", "none", "nonsense", "a\nb", "é", "true", "off", "0", "-1", "1e9", "nan", "../x", "8,8",
@@ -199,7 +201,7 @@ def test_whatever_is_asked_for_has_a_plan_or_a_refusal_that_helps(part: int) -> 
     legal = [answer for answer in answers if isinstance(answer, Plan)]
     assert len(legal) > 0.1 * len(answers)
     refused = [answer for answer in answers if isinstance(answer, Refusal)]
-    assert len({violation.code for answer in refused for violation in answer.violations}) > 40
+    assert len({violation.code for answer in refused for violation in answer.violations}) > CODES
 
 
 def test_where_keys_are_only_taken_out_no_fewer_would_do() -> None:

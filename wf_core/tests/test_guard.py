@@ -75,7 +75,7 @@ CHANGES["diffusers_attention_backend"] = change_attention_backend
 CHANGES |= {
     "working_directory": lambda: os.chdir("/"),
     "recursion_limit": lambda: sys.setrecursionlimit(900),
-    "handler_of_interrupts": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    "handler_of_interrupts": lambda: signal.signal(signal.SIGINT, lambda *_: None),
     "logging_disabled_below": lambda: logging.disable(logging.INFO),
     "threads_of_torch": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
 }
@@ -169,6 +169,20 @@ def test_fresh_import_of_torch_and_diffusers_is_no_change_but_a_setting_is():
         torch.set_default_dtype(torch.float16)
         assert before.diff(ProcessState.capture()) == ["default_dtype: torch.float32 -> torch.float16"]
         assert before.restore() == [] and torch.get_default_dtype() is torch.float32
+    """)
+
+
+def test_a_process_that_was_started_with_interrupts_ignored_is_as_it_was():
+    child("""
+        import os, signal, subprocess, sys
+        code = (
+            "from wf_core.isolation.guard import import_guard\\n"
+            "with import_guard() as guard: import signal\\n"
+            "assert guard.changes == [], guard.changes\\n"
+            "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN"
+        )
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        subprocess.run([sys.executable, "-c", code], check=True)
     """)
 
 

@@ -350,6 +350,13 @@ def test_two_features_of_one_slot(site: Site) -> None:
     assert found.nearest == found.fixes[0].change
 
 
+def test_what_is_wrong_below_a_key_goes_and_the_key_stays(site: Site) -> None:
+    """Without the key what is below it would be ignored, and would have to go too: three instead of two."""
+    site.cache("cache-alpha")
+    asked = {"feature_cache": {"algorithm": "alpha"}, "feature_cache.x": 1, "feature_cache.y": 2}
+    assert str(refusal(asked, MODEL, catalog(site)).nearest) == "leave out feature_cache.x, feature_cache.y"
+
+
 GRAPH = 'effects = ["captures-graph@denoiser"]\nstage = "graph"'
 
 

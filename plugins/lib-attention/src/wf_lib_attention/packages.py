@@ -46,8 +46,8 @@ def version_of(distribution: str) -> str:
 
 def release(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with: "2.8.3.post2" -> (2, 8, 3). What follows them is not compared."""
-    numbers = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(number) for number in numbers[0].split(".")) if numbers else ()
+    numbers = re.match(r"\d[\d.]*", version)
+    return tuple(int(number) for number in numbers[0].split(".") if number) if numbers else ()
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

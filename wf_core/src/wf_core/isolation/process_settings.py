@@ -12,6 +12,7 @@ keep both worlds in step, so they are used wherever they can express the value.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -159,11 +160,12 @@ def _show_function(value: Any) -> str:
     return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', repr(value))}"
 
 
-def _read_interrupt(signal: Any) -> Any:
+def _read_interrupt(_: Any) -> Any:
+    """From a module imported above, so that no fresh value is guessed: ``nohup wf ... &`` ignores Ctrl-C."""
     return signal.getsignal(signal.SIGINT)
 
 
-def _write_interrupt(signal: Any, value: Any) -> None:
+def _write_interrupt(_: Any, value: Any) -> None:
     """Python lets the main thread alone set a handler; elsewhere the difference stays and is reported."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, value)
@@ -188,7 +190,7 @@ _INTERPRETER = (
         "handler_of_interrupts",
         _read_interrupt,
         _write_interrupt,
-        lambda signal: signal.default_int_handler,
+        _read_interrupt,
         module="signal",
     ),
     Setting(

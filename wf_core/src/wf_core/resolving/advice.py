@@ -111,10 +111,18 @@ class _Adviser:
             if not decision.legal and _better(decision.violations, self.violations)
         ]
         if single:
-            nearest = min((fix.change for fix in single), key=lambda c: 0 if c.set else len(c.unset))
+            nearest = self._smallest([fix.change for fix in single])
         else:
             nearest = self._nearest([fix.change for fix in partial])
         return Advice((*single, *partial)[:MOST_FIXES], nearest)
+
+    def _smallest(self, single: Sequence[Change]) -> Change:
+        """A repair, else the fewest keys taken out: a key that takes its options along may cost more than they do."""
+        best = min(single, key=lambda c: 0 if c.set else len(c.unset))
+        if best.set or len(best.unset) < 3:
+            return best
+        out = self._taken_out(self.request)
+        return best if len(out) >= len(best.unset) else Change(unset=out)
 
     # --- single changes ----------------------------------------------------------------------------------------
 

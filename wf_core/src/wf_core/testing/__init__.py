@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from wf_core.sessions.run import Run
     from wf_core.testing.conformance import (
         AttentionProviderConformance,
-        FeatureCacheConformance,
         ExecutionModeConformance,
+        FeatureCacheConformance,
         FusionConformance,
         ModelFamilyConformance,
         ModelSourceConformance,
