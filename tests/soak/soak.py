@@ -45,11 +45,11 @@ class Soak:
         self.host = Host.discover()
         self.bench = bench()
         self.pipe = self.bench.pipeline()
-        drawn = random_requests(self.host, self.pipe, SEED)
+        drawn = random_requests(self.host, self.pipe, SEED, shared=True)
         distinct = {
             json.dumps(request, sort_keys=True): request for request in itertools.islice(drawn, 4 * PLANS)
         }
-        self.requests = covering(distinct.values(), PLANS, trials(self.host, self.pipe))
+        self.requests = covering(distinct.values(), PLANS, trials(self.host, self.pipe, shared=True))
         self.alone = [self.run(request)[0] for request in self.requests]
         self.wrong: list[str] = []
 

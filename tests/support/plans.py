@@ -10,14 +10,19 @@ from wf_core import Host, Refused
 from wf_core.values import thaw
 
 
-def trials(host: Host, base: Any) -> list[dict[str, Any]]:
-    """For each implemented feature of this model's family that this machine can run: the request that turns it on."""
+def trials(host: Host, base: Any, *, shared: bool = False) -> list[dict[str, Any]]:
+    """For each implemented feature of this model's family that this machine can run: the request that turns it on.
+
+    With ``shared`` only those whose sessions leave the process to others too.
+    """
     family = host.resolve(base, {}).family
     found = []
     for record in host.plugins:
         for feature in record.manifest.features if record.manifest is not None else ():
             request = {key: thaw(value) for key, value in (feature.trial or feature.example).items()}
-            if feature.supports(family) and not feature.state and request and legal(host, base, request):
+            if not feature.supports(family) or feature.state or not request:
+                continue
+            if legal(host, base, request) and not (shared and alone(host, base, request)):
                 found.append(request)
     return found
 
@@ -31,9 +36,14 @@ def legal(host: Host, base: Any, request: dict[str, Any]) -> bool:
     return not plan.not_activatable
 
 
-def random_requests(host: Host, base: Any, seed: int) -> Iterator[dict[str, Any]]:
-    """Without end: a random subset of the features, together where that is legal. Empty requests are among them."""
-    choices, draw = trials(host, base), random.Random(seed)
+def alone(host: Host, base: Any, request: dict[str, Any]) -> bool:
+    """Whether a session of the request needs the process to itself."""
+    return any("process-global" in feature.effects for feature in host.resolve(base, request).features)
+
+
+def random_requests(host: Host, base: Any, seed: int, *, shared: bool = False) -> Iterator[dict[str, Any]]:
+    """Without end: a random subset of the `trials`, together where that is legal. Empty requests are among them."""
+    choices, draw = trials(host, base, shared=shared), random.Random(seed)
     while True:
         request: dict[str, Any] = {}
         for trial in draw.sample(choices, draw.randint(0, len(choices))):
