@@ -109,7 +109,6 @@ def test_ids_are_unique_and_every_cell_says_what_it_is_about() -> None:
 
 
 WARNED = [
-    ({"attention_backend": "sage2", "cuda_graph": True}, 1, "WF-A049"),
     ({"peft_adapter_path": "my-lora", "offload_mode": "disk"}, 1, "WF-C042"),
     ({"cuda_graph": True, "cfg_parallel": 2}, 2, "WF-C021"),
 ]

@@ -74,3 +74,21 @@ def test_weights_that_were_written_to_are_packed_anew():
     source.mul_(3)
     assert session.get("w", [source], doubled(source, made))["weight"].tolist() == [6.0, 6.0]
     session.close()
+
+
+def test_a_base_that_outlives_many_sessions_is_not_watched_ever_more():
+    store, source = VariantStore(), torch.ones(8)
+    for _ in range(20):
+        session = Variants(store, "pack")
+        session.get("w", [source], doubled(source, []))
+        session.close()
+    assert weakref.getweakrefcount(source) == 0
+
+
+def test_a_session_that_nobody_closed_holds_nothing():
+    store, source = VariantStore(), torch.ones(8)
+    session = Variants(store, "pack")
+    session.get("w", [source], doubled(source, []))
+    del session
+    gc.collect()
+    assert store.describe() == ()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
 from torch import nn
 
-from wf_core import BadInput, Refused
+from wf_core import BadInput, BaseModified, Refused
 from wf_core.api import seeded
 from wf_core.testing import fingerprint
 from wf_plugin_execution_numerics.casting import WeightDtype, cast, floating, put, to_cast
@@ -225,3 +227,32 @@ def test_gradients_reach_the_inputs_as_without_it(inference, host, model):
         with session.run():
             session.model(**call)[0].float().sum().backward()
     assert call["hidden_states"].grad.abs().sum() > 0
+
+
+def test_gradients_reach_the_users_own_parameters(host, model):
+    base = copy.deepcopy(model).requires_grad_(True)
+    with host.session(base, {"torch_dtype": "bf16"}) as session:
+        with session.run():
+            session.model(**inputs(torch.bfloat16))[0].float().sum().backward()
+        cast = session.model.blocks[0].ffn.net[2].weight
+        assert (cast.dtype, cast.grad) == (torch.bfloat16, None)
+    grads = {name: parameter.grad for name, parameter in base.named_parameters()}
+    assert grads["blocks.0.ffn.net.2.weight"].abs().sum() > 0
+    assert {grad.dtype for grad in grads.values() if grad is not None} == {torch.float32}
+
+
+def test_weights_that_were_changed_under_an_open_session_are_cast_anew(host, model):
+    """The session also says at close that they were changed, and by now nobody knows by whom."""
+    base, call = copy.deepcopy(model), inputs(torch.bfloat16)
+    with torch.no_grad():
+        session = host.session(base, {"torch_dtype": "bf16"})
+        with session.run():
+            before = session.model(**call)[0]
+        base.proj_out.weight.mul_(2)
+        base.proj_out.bias.mul_(2)
+        with session.run():
+            after = session.model(**call)[0]
+        with pytest.raises(BaseModified, match=r"proj_out\.bias: version 0 -> 1"):
+            session.close()
+    assert torch.equal(after, 2 * before)
+    assert session.report["effective"]["torch-dtype"]["evidence"]["casts_made_anew"] == 1

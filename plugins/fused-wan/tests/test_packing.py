@@ -79,7 +79,7 @@ def test_auto_packs_below_the_threshold_and_nothing_from_it_on(x, threshold, pac
     assert same(project(technique, attn, x, no_stock if packs else stock), stock(attn, x))
     assert bool(technique.variants.built) == packs
     assert technique.counters.seen["fused_blocks"] == technique.counters.seen["projections"] == int(packs)
-    assert technique.counters.seen["packed_calls" if packs else "split_calls"] == 1
+    assert technique.counters.seen["packed_calls" if packs else "stock_calls"] == 1
     assert technique.evidence()["rows"] == {"packed" if packs else "stock": [ROWS, ROWS]}
 
 

@@ -103,7 +103,8 @@ def _innermost(error: BaseException) -> str:
     found, trace = "", error.__traceback__
     while trace is not None:
         top = _top(str(trace.tb_frame.f_globals.get("__name__", "")))
-        found = top if top in SUSPECTS else found
+        importing = trace.tb_frame.f_code.co_name == "<module>"
+        found = top if top in SUSPECTS and importing else found
         trace = trace.tb_next
     return found
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from wf_core.model.family import ModelFamily
     from wf_core.sessions.session import Session
 
+TRIED_WITH = ("device.type", "device.sm", "model.dtype", "model.head_dim")
+"""The facts that an attempt to use a feature says something about."""
 FEW_NAMES = 8
 OTHER_IDS = "; `wf list-plugins` lists the names, and with --family FAMILY any other id can be judged"
 Base = Any
@@ -72,7 +74,7 @@ class Host:
         self._manager.add_hookspecs(hookspecs)
         self._families: dict[str, ModelFamily] = {}
         self._loading = threading.Lock()
-        self._failures: dict[str, str] = {}
+        self._failures: dict[tuple[Any, ...], str] = {}
         self.variants = VariantStore(variant_budget)
 
     @classmethod
@@ -113,7 +115,8 @@ class Host:
         the run to judge, with an initialised ``process_group`` where it is above 1.
         """
         if device == THIS:
-            facts = with_machine(self._model_facts(base, family), self._machine.merged(self._tried()))
+            facts = with_machine(self._model_facts(base, family), self._machine)
+            facts = facts.merged(self._tried(facts))
         else:
             facts = self._model_facts(base, family).merged(machine_profile(device, self._machine))
         facts = facts.merged(world_facts(world, process_group))
@@ -198,18 +201,23 @@ class Host:
                 if len(self._failures) == failed:
                     raise
 
-    def remember_failure(self, feature: str, why: str) -> None:
-        """A feature was tried on this machine and cannot be used: from now on it is refused with the reason, and what
-        leaves the choice to the host passes it over. ``forget_failures`` tries anew.
+    def remember_failure(self, feature: str, why: str, base: Base) -> None:
+        """A feature was tried on this machine for a base and cannot be used: for models of that dtype and head size it
+        is refused with the reason from now on, and what leaves the choice to the host passes it over.
+        ``forget_failures`` tries anew.
         """
-        self._failures[feature] = why
+        facts = self.facts(base)
+        self._failures[feature, *(facts.get(name) for name in TRIED_WITH)] = why
 
     def forget_failures(self) -> None:
         """Forget what failed when it was tried, for instance after a package was installed."""
         self._failures.clear()
 
-    def _tried(self) -> Facts:
-        return Facts.of({TRIED + name: why for name, why in self._failures.items()}, "an attempt to use it")
+    def _tried(self, facts: Facts) -> Facts:
+        like = tuple(facts.get(name) for name in TRIED_WITH)
+        failures = dict(self._failures).items()  # another thread may add to them
+        tried = {TRIED + key[0]: why for key, why in failures if key[1:] == like}
+        return Facts.of(tried, "an attempt to use it")
 
     # --- plugins -----------------------------------------------------------------------------------------------
 

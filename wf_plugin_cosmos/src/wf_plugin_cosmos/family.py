@@ -11,6 +11,7 @@ from torch import nn
 from wf_core.api import CallPlan, ModelFamily, Wiring
 from wf_lib_family.closed import close_slot
 from wf_lib_family.linear import close_linears, open_linears
+from wf_lib_family.placement import place
 from wf_lib_family.root import close_root, install_root, patches
 from wf_lib_family.sites import wrapper
 from wf_plugin_cosmos import calls, source
@@ -51,7 +52,7 @@ class CosmosFamily(ModelFamily):
             _install_root(root, name, wiring)
         if components.get("vae") is not None:
             install_vae(components["vae"], wiring)
-        _place(components, wiring)
+        place(components, wiring)
 
     def plan_call(self, pipe: Any, arguments: Mapping[str, Any]) -> CallPlan:
         return calls.plan_call(pipe, arguments)
@@ -102,16 +103,3 @@ def _uninstall_root(root: Any) -> None:
 def _blocks(root: Any) -> Iterator[tuple[Any, str, int]]:
     for index, block in enumerate(root.transformer_blocks):
         yield block, f"transformer_blocks.{index}", index
-
-
-def _place(components: Mapping[str, Any], wiring: Wiring) -> None:
-    """Tell the claims of ``placement`` about each component, once, when everything else is in place."""
-    if not wiring.seams.claimed("placement"):
-        return
-    for name, module in components.items():
-        if isinstance(module, nn.Module):
-            wiring.wrap("placement", _stay, root=name)(name, module)
-
-
-def _stay(name: str, module: nn.Module) -> None:
-    """Stock placement: the weights stay where the base has them."""

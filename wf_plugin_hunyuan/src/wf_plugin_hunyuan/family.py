@@ -11,6 +11,7 @@ from torch import nn
 from wf_core.api import AttentionProvider, CallPlan, ModelFamily, Wiring
 from wf_lib_family.closed import close_slot
 from wf_lib_family.linear import close_linears, open_linears
+from wf_lib_family.placement import place
 from wf_lib_family.root import close_root, install_root, patches
 from wf_lib_family.sites import wrapper
 from wf_lib_family.vae import install_vae
@@ -53,7 +54,7 @@ class HunyuanFamily(ModelFamily):
             install_vae(
                 vae, wiring, space=config.spatial_compression_ratio, time=config.temporal_compression_ratio
             )
-        _place(components, wiring)
+        place(components, wiring)
 
     def plan_call(self, pipe: Any, arguments: Mapping[str, Any]) -> CallPlan:
         return calls.plan_call(pipe, arguments)
@@ -109,16 +110,3 @@ def _trims(root: Any, wiring: Wiring) -> bool:
     return any(
         isinstance(technique, AttentionProvider) and not technique.stock_mask for technique in techniques
     )
-
-
-def _place(components: Mapping[str, Any], wiring: Wiring) -> None:
-    """Tell the claims of ``placement`` about each component, once, when everything else is in place."""
-    if not wiring.seams.claimed("placement"):
-        return
-    for name, module in components.items():
-        if isinstance(module, nn.Module):
-            wiring.wrap("placement", _stay, root=name)(name, module)
-
-
-def _stay(name: str, module: nn.Module) -> None:
-    """Stock placement: the weights stay where the base has them."""

@@ -11,6 +11,7 @@ from torch import nn
 from wf_core.api import CallPlan, ModelFamily, Seams, Wiring, dense
 from wf_lib_family.closed import close_slot
 from wf_lib_family.linear import close_linears, open_linears
+from wf_lib_family.placement import place
 from wf_lib_family.root import close_root, install_root, patches
 from wf_lib_family.sites import wrapper
 from wf_plugin_wan import calls, source
@@ -49,7 +50,7 @@ class WanFamily(ModelFamily):
             _install_expert(root, name, wiring)
         if components.get("vae") is not None:
             install_vae(components["vae"], wiring)
-        _place(components, wiring)
+        place(components, wiring)
 
     def plan_call(self, pipe: Any, arguments: Mapping[str, Any]) -> CallPlan:
         return calls.plan_call(pipe, arguments)
@@ -111,16 +112,3 @@ def _blocks(root: Any) -> Iterator[tuple[Any, str, int]]:
     for name in ("blocks", "vace_blocks"):
         for index, block in enumerate(getattr(root, name, ())):
             yield block, f"{name}.{index}", index
-
-
-def _place(components: Mapping[str, Any], wiring: Wiring) -> None:
-    """Tell the claims of ``placement`` about each component, once, when everything else is in place."""
-    if not wiring.seams.claimed("placement"):
-        return
-    for name, module in components.items():
-        if isinstance(module, nn.Module):
-            wiring.wrap("placement", _stay, root=name)(name, module)
-
-
-def _stay(name: str, module: nn.Module) -> None:
-    """Stock placement: the weights stay where the base has them."""

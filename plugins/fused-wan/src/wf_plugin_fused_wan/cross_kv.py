@@ -27,7 +27,7 @@ MOST_TEXTS = 4
 GRADIENTS = "gradients are recorded, and products of another step would not pass them on"
 
 
-@torch.library.custom_op("wf_fused_wan::text_product", mutates_args=())
+@torch.library.custom_op("wf_fused_wan::text_product", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,))
 def text_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x ``[B, S, D_in]`` -> ``[B, S, D]``, computed or kept.
 

@@ -137,7 +137,7 @@ class FusedGelu(Technique):
         return out
 
 
-@torch.library.custom_op("wf_fused_wan::activated", mutates_args=())
+@torch.library.custom_op("wf_fused_wan::activated", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,))
 def activated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """As `FusedGelu.compute`, for compiled code."""
     technique = cast("FusedGelu", serving(FEATURE))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -11,8 +13,8 @@ from wf_core.api import Ineligible
 OLDEST = (8, 0)
 """The compute capability from which bfloat16 is computed by the device itself."""
 
-_VERDICTS: dict[torch.device, str] = {}
-"""What a machine can do does not change while a process lives; nothing of a session is in it."""
+_WORKS: set[torch.device] = set()
+"""Where a kernel has run: that does not change while a process lives. What failed may be mended, and is tried again."""
 
 
 def why_not(device: torch.device) -> str:
@@ -20,19 +22,21 @@ def why_not(device: torch.device) -> str:
 
     The first call for a device compiles a kernel and waits for its result. Raises ``torch.OutOfMemoryError``.
     """
-    found = _VERDICTS.get(device)
-    if found is None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return "a CUDA graph is being captured, and Triton has not been tried on this device before"
-        found = _VERDICTS[device] = _examine(device)
+    if device in _WORKS:
+        return ""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured, and Triton has not been tried on this device before"
+    found = _examine(device)
+    if not found:
+        _WORKS.add(device)
     return found
 
 
-def require() -> None:
-    """Raises ``Ineligible`` when there is a CUDA device and no kernel can run on the current one."""
-    if torch.cuda.is_available():
-        reason = why_not(torch.device("cuda", torch.cuda.current_device()))
-        if reason:
+def require(components: Mapping[str, Any]) -> None:
+    """Raises ``Ineligible`` when a component is on a CUDA device on which no kernel can run."""
+    modules = [module for module in components.values() if isinstance(module, torch.nn.Module)]
+    for device in {p.device for module in modules for p in module.parameters() if p.is_cuda}:
+        if reason := why_not(device):
             raise Ineligible(reason)
 
 

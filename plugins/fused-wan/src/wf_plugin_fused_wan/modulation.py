@@ -11,6 +11,7 @@ import torch
 from wf_core.api import Handler, Ineligible, RunView, Site, Technique, TokenRows
 from wf_plugin_fused_wan import gate, gated_residual, norm_modulate
 from wf_plugin_fused_wan.dispatch import Dispatch, Kernel
+from wf_plugin_fused_wan.plain_layers import hooked
 from wf_plugin_fused_wan.token_times import TokenTimes
 
 Rows = torch.Tensor | TokenRows | None
@@ -35,7 +36,7 @@ class FusedModulation(Technique):
         }
 
     def prepare(self, components: Mapping[str, Any]) -> None:
-        gate.require()
+        gate.require(components)
 
     def begin(self, run: RunView) -> None:
         self.norms.forget()
@@ -75,7 +76,7 @@ class FusedModulation(Technique):
 
             traced: torch.Tensor = operators.norm_modulate(*args)
             return traced
-        if norm._forward_hooks or norm._forward_pre_hooks:
+        if hooked(norm):
             raise Ineligible("the norm carries hooks, which the kernel would not call")
         out: torch.Tensor = self.norms(self.counters, *args)
         return out

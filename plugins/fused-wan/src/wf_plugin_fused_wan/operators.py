@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from wf_plugin_fused_wan.rope import FusedRope
 
 
-@torch.library.custom_op("wf_fused_wan::norm_modulate", mutates_args=())
+@torch.library.custom_op(
+    "wf_fused_wan::norm_modulate", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,)
+)
 def norm_modulate(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -48,7 +50,9 @@ def _(
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("wf_fused_wan::gated_residual", mutates_args=())
+@torch.library.custom_op(
+    "wf_fused_wan::gated_residual", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,)
+)
 def gated_residual(
     x: torch.Tensor, out: torch.Tensor, gate: torch.Tensor | None, index: torch.Tensor | None
 ) -> torch.Tensor:
@@ -65,7 +69,7 @@ def _(
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("wf_fused_wan::norm_rope", mutates_args=())
+@torch.library.custom_op("wf_fused_wan::norm_rope", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,))
 def norm_rope(
     query: torch.Tensor,
     key: torch.Tensor,

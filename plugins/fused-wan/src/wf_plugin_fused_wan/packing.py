@@ -34,7 +34,9 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Stamp = tuple[tuple[int, int], ...]
 
 
-@torch.library.custom_op("wf_fused_wan::packed_projection", mutates_args=())
+@torch.library.custom_op(
+    "wf_fused_wan::packed_projection", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,)
+)
 def packed_projection(
     x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]
 ) -> torch.Tensor:
@@ -47,7 +49,9 @@ def _(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) 
     return x.new_empty(*x.shape[:-1], 3 * weights[0].shape[0])
 
 
-@torch.library.custom_op("wf_fused_wan::split_projections", mutates_args=())
+@torch.library.custom_op(
+    "wf_fused_wan::split_projections", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,)
+)
 def split_projections(
     x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -65,8 +69,8 @@ def _(
 
 class PackedProjections(Technique):
     """Counts ``fused_blocks`` (self-attentions served from a packed weight in this run), ``packed_calls``,
-    ``split_calls`` (those that ``auto`` leaves to the stock code included) and ``projections``, the products with a
-    packed weight.
+    ``split_calls``, ``stock_calls`` (those that ``auto`` leaves to the stock code) and ``projections``, the products
+    with a packed weight.
     """
 
     def __init__(self, strategy: str = "auto", split_threshold: int = 8192) -> None:
@@ -150,7 +154,7 @@ class PackedProjections(Technique):
             self._count(how, x, 0)
 
     def _count(self, how: str, x: torch.Tensor, products: int) -> None:
-        self.counters.add("packed_calls" if how == PACKED else "split_calls")
+        self.counters.add(f"{how}_calls")
         self._rows.setdefault(how, set()).add(x.numel() // x.shape[-1])
         if products:
             self.counters.add("projections", products)
@@ -183,7 +187,8 @@ class PackedProjections(Technique):
 
 
 def _wants_grad(attn: Any, x: torch.Tensor) -> bool:
-    return x.requires_grad or attn.to_q.weight.requires_grad or attn.to_k.weight.requires_grad
+    layers = (attn.to_q, attn.to_k, attn.to_v)
+    return x.requires_grad or any(p.requires_grad for layer in layers for p in layer.parameters())
 
 
 def _stamp(tensors: list[torch.Tensor]) -> Stamp:

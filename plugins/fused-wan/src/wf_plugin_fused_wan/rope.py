@@ -12,6 +12,7 @@ from wf_core.api import Handler, Ineligible, RunView, Site, Technique
 from wf_plugin_fused_wan import gate, norm_rope
 from wf_plugin_fused_wan.dispatch import Dispatch, Kernel
 from wf_plugin_fused_wan.norm_rope import Form, Pair
+from wf_plugin_fused_wan.plain_layers import hooked
 
 FLOAT_EPS = torch.finfo(torch.float32).eps
 """What ``torch.nn.RMSNorm`` takes where its eps is None: that of the dtype it computes in, which is fp32."""
@@ -45,7 +46,7 @@ class FusedRope(Technique):
         return {"rope": self.rope}
 
     def prepare(self, components: Mapping[str, Any]) -> None:
-        gate.require()
+        gate.require(components)
 
     def begin(self, run: RunView) -> None:
         self.end()
@@ -79,7 +80,7 @@ class FusedRope(Technique):
             cos, sin = tables or (None, None)
             traced: Pair = operators.norm_rope(query, key, *weights, *eps, heads, cos, sin)
             return traced
-        if one._forward_hooks or one._forward_pre_hooks or other._forward_hooks or other._forward_pre_hooks:
+        if hooked(one) or hooked(other):
             raise Ineligible("a norm carries hooks, which the kernel would not call")
         args = self.arguments(query, key, *weights, eps, heads, tables)
         out: Pair = self.rotations(self.counters, *args)

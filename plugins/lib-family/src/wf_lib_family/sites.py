@@ -1,4 +1,4 @@
-"""How this adapter puts a seam around stock code: the wrapper of one model, and spans with hidden arguments."""
+"""How an adapter puts a seam around stock code: the wrapper of one model, and spans with hidden arguments."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["attend", "is_compiling"]
 
 
-@torch.library.custom_op("wf::attend", mutates_args=())
+@torch.library.custom_op("wf::attend", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,))
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, feature: str
 ) -> torch.Tensor:

@@ -27,6 +27,7 @@ class Entry:
         self.value = _built(build)
         self.bytes = _bytes(self.value)
         self.users = 0
+        self.watched: list[weakref.finalize[Any, Any]] = []
         self._sources = [(weakref.ref(source), _state(source)) for source in sources]
 
     def fresh(self) -> bool:
@@ -48,12 +49,10 @@ class VariantStore:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None or not entry.fresh():
-                entry = Entry(key, sources, build)
-                self._entries[key] = entry
-                for source in sources:
-                    weakref.finalize(
-                        source, _forget, weakref.ref(self), key, weakref.ref(entry)
-                    ).atexit = False
+                self._drop(key)
+                entry = self._entries[key] = Entry(key, sources, build)
+                told = (weakref.ref(self), key, weakref.ref(entry))
+                entry.watched = [weakref.finalize(source, _forget, *told) for source in sources]
             entry.users += 1
             self._entries.move_to_end(key)
             return entry
@@ -70,29 +69,35 @@ class VariantStore:
         Returns the bytes let go.
         """
         with self._lock:
-            idle = [entry for entry in self._entries.values() if not entry.users]
+            idle = [entry for entry in list(self._entries.values()) if not entry.users]
             kept, freed = sum(entry.bytes for entry in idle), 0
             for entry in idle:
                 if kept <= down_to:
                     break
                 kept -= entry.bytes
                 freed += entry.bytes
-                del self._entries[entry.key]
+                self._drop(entry.key)
             return freed
+
+    def _drop(self, key: Key) -> None:
+        """Take an entry out, and let its sources go unwatched: a base outlives many sessions."""
+        entry = self._entries.pop(key, None)
+        for watched in entry.watched if entry is not None else ():
+            watched.detach()
 
     def describe(self) -> tuple[Mapping[str, Any], ...]:
         """Each variant's feature, key, bytes and number of sessions that hold it, the least recently used first."""
         with self._lock:
             return tuple(
                 {"feature": e.key[0], "key": e.key[1], "bytes": e.bytes, "sessions": e.users}
-                for e in self._entries.values()
+                for e in list(self._entries.values())
             )
 
     def forget(self, key: Key, entry: Entry) -> None:
         """A source of the entry died."""
         with self._lock:
             if self._entries.get(key) is entry:
-                del self._entries[key]
+                self._drop(key)
 
 
 def _forget(store: weakref.ref[VariantStore], key: Key, entry: weakref.ref[Entry]) -> None:
@@ -108,6 +113,7 @@ class Variants:
         self._store = store
         self._feature = feature
         self._held: list[Entry] = []
+        weakref.finalize(self, _give_back, store, self._held)  # of a session that nobody closed
 
     def get(self, key: str, sources: Sequence[torch.Tensor], build: Callable[[], Any]) -> Any:
         """The variant called ``key`` of these base tensors: built by ``build()`` the first time, shared afterwards.
@@ -121,9 +127,12 @@ class Variants:
 
     def close(self) -> None:
         """The session closes: it holds nothing any more."""
-        held, self._held = self._held, []
-        for entry in held:
-            self._store.give_back(entry)
+        _give_back(self._store, self._held)
+
+
+def _give_back(store: VariantStore, held: list[Entry]) -> None:
+    while held:
+        store.give_back(held.pop())
 
 
 def _built(build: Callable[[], Any]) -> Any:

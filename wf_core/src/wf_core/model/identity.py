@@ -30,8 +30,7 @@ class Step:
 
     ``index`` counts solver steps from 0 over all experts; ``total`` is the number of solver steps (0: unknown).
     ``timestep`` is the tensor that the transformer was given, ``[B]``, per token ``[B, L]`` or per frame
-    ``[B, 1, T, 1, 1]``. ``grid`` is the token
-    grid (frames, height, width) after patching.
+    ``[B, 1, T, 1, 1]``. ``grid`` is the token grid (frames, height, width) after patching.
     """
 
     index: int

@@ -43,13 +43,20 @@ def each(
 T = TypeVar("T")
 
 
-def ask(plan: Plan, name: str, where: str, kind: type[T] | tuple[type[T], ...], call: Callable[[], Any]) -> T:
+def ask(
+    plan: Plan,
+    name: str,
+    where: str,
+    kind: type[T] | tuple[type[T], ...],
+    call: Callable[[], Any],
+    passing: type[Exception] = WfError,
+) -> T:
     """What a technique answers, if it is of the promised type. Raises ``PluginFault`` that names plugin and place
-    for anything that it raises instead, or answers; errors of the host's own kinds and ``Ineligible`` pass.
+    for anything that it raises instead, or answers; errors of the host's own kinds, and of ``passing``, pass.
     """
     try:
         answer = call()
-    except (WfError, Ineligible):
+    except (WfError, passing):
         raise
     except (Exception, SystemExit) as error:
         raise PluginFault(plugin_of(plan, name), where, f"{type(error).__name__}: {error}") from error

@@ -56,7 +56,7 @@ def open_copy(
         if wiring.seams.claimed(*SEAMS):
             refuse_unavailable(plan, family.unavailable_seams(components), wiring.seams)
         for name, technique in techniques.items():
-            prepare(host, plan, name, technique, components)
+            prepare(host, base, plan, name, technique, components)
         family.install(components, wiring)
         wiring.bind_schedule()
         refuse_unattached(plan, techniques, wiring.seams)
@@ -70,7 +70,9 @@ def open_copy(
     return Opened(copy, hasattr(base, "components"), components, family, wiring, techniques)
 
 
-def prepare(host: Host, plan: Plan, name: str, technique: Technique, components: Mapping[str, Any]) -> None:
+def prepare(
+    host: Host, base: Any, plan: Plan, name: str, technique: Technique, components: Mapping[str, Any]
+) -> None:
     """Hand a technique what it works with, and let it prepare. One that finds that it cannot work here is refused, and
     the host remembers it.
     """
@@ -78,9 +80,9 @@ def prepare(host: Host, plan: Plan, name: str, technique: Technique, components:
     technique.variants = Variants(host.variants, name)
     technique.dense_when_ineligible = plan.host_keys_dict().get("on_ineligible") == "dense"
     try:
-        ask(plan, name, "activation", type(None), partial(technique.prepare, components))
+        ask(plan, name, "activation", type(None), partial(technique.prepare, components), passing=Ineligible)
     except Ineligible as why:
-        host.remember_failure(name, str(why))
+        host.remember_failure(name, str(why), base)
         feature = plan.feature(name)
         keys = (name,) if feature is None or not feature.switch else (feature.switch, name)
         refuse(plan, [Violation("WF-S003", "forbid", cannot_be_used(name, str(why)), keys)])

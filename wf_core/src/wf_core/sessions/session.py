@@ -150,7 +150,7 @@ class Session:
         arguments = driver.bind(stock, args, kwargs)
         with self._one_at_a_time() as opened:
             plan = opened.family.plan_call(self.pipe, arguments)
-            plan = attrs.evolve(plan, facts={**plan.facts, **grad_fact(opened, stock)})
+            plan = attrs.evolve(plan, facts={**plan.facts, **grad_fact(opened, self.pipe)})
             with self._watching(), self._runner.running(plan, self.reports) as run:
                 result = stock(*args, **kwargs)
                 if getattr(self.pipe, "_interrupt", False):

@@ -16,6 +16,7 @@ from wf_core.host import Host
 from wf_core.kinds.counters import Counters, FeatureCounters
 from wf_core.kinds.runview import RunView
 from wf_core.kinds.techniques import AttentionProvider
+from wf_core.kinds.variants import Variants, VariantStore
 from wf_core.model.seams import Site
 from wf_core.plugins.catalog import Offer
 from wf_core.values import thaw
@@ -92,6 +93,7 @@ class Candidate:
             raise PluginFault(plugin, hook, f"must return an AttentionProvider for {name!r}, not {found}")
         made.counters = FeatureCounters(name)
         made.counters.open(Counters())
+        made.variants = Variants(VariantStore(), name)
         made.prepare({})
         run = _run(facts)
         if reasons := list(made.check(run)):
