@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from wf_core.broken_packages import BrokenPackage, cause, culprit, surviving
+from wf_core.broken_packages import HOLDERS, BrokenPackage, cause, culprit, surviving
 
 from .conftest import Site
 
@@ -18,10 +18,14 @@ MODULES = ("xformers", "flash_attn", "toy_library", "toy_lazy")
 
 @pytest.fixture(autouse=True)
 def clean(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Afterwards the libraries that were forgotten are the ones that other tests hold classes of."""
     monkeypatch.syspath_prepend(str(site.folder))
+    forgotten = {*MODULES, *HOLDERS}
+    kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in HOLDERS}
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in MODULES]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in forgotten]:
         del sys.modules[name]
+    sys.modules.update(kept)
 
 
 def failure(module: str) -> BaseException:
