@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from device_time import milliseconds_of
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: TID251 (nothing else runs in this process)
 
@@ -122,11 +123,7 @@ def _in_turns(calls: list[Callable[[], Any]]) -> list[float]:
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(REPEAT + 2):
         for call, taken in zip(calls, times, strict=True):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
+            elapsed = milliseconds_of(call)
             if turn > 1:
-                taken.append(start.elapsed_time(end))
+                taken.append(elapsed)
     return [statistics.median(taken) for taken in times]

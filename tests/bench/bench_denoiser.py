@@ -27,6 +27,7 @@ import attrs
 import torch
 from attention_calls import attention_table
 from denoisers import DENOISERS, Denoiser, build, call
+from device_time import milliseconds_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -60,12 +61,7 @@ def measure(subjects: Mapping[str, Callable[[], Any]], repeat: int) -> dict[str,
         peaks[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
     for _ in range(repeat):
         for name, subject in subjects.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            subject()
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(start.elapsed_time(end))
+            times[name].append(milliseconds_of(subject))
     return {name: {"ms": statistics.median(times[name]), "peak_mib": peaks[name]} for name in subjects}
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from device_time import milliseconds_of
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 
 from wf_core import Host, WfError
@@ -25,15 +26,7 @@ BACKENDS = ("sdpa", "cudnn", "torch_flash", "efficient")
 
 def milliseconds(call: Callable[[], Any], repeats: int) -> float:
     call()
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    return statistics.median(milliseconds_of(call) for _ in range(repeats))
 
 
 def wan_1_3b() -> WanPipeline:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from device_time import milliseconds_of
 from table import Row, show
 from torch.nn import functional as F
 
@@ -39,12 +40,7 @@ def microseconds(call: Callable[[], object]) -> float:
     taken = []
     for _ in range(REPEAT):
         torch.cuda._sleep(AHEAD)
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        stop.record()
-        stop.synchronize()
-        taken.append(start.elapsed_time(stop) * 1e3)
+        taken.append(milliseconds_of(call) * 1e3)
     return statistics.median(taken)
 
 

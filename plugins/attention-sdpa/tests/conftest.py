@@ -1,4 +1,4 @@
-"""What the tests share: a provider with counters that can be read, inputs, and the float64 reference."""
+"""What the tests share: a provider with counters that can be read, and inputs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from support.attention import reference, relative_error
 from wf_core.api import AttentionProvider
 from wf_plugin_attention_sdpa.providers import PROVIDERS
+
+__all__ = ["inputs", "provider", "reference", "relative_error"]
 
 
 class Tally:
@@ -50,25 +53,3 @@ def inputs() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         return tuple(torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
 
     return make
-
-
-@pytest.fixture
-def reference() -> Callable[..., torch.Tensor]:
-    """Attention in float64 by its definition, zeros for rows that attend to nothing; BLHD in and out."""
-
-    def compute(query, key, value, mask=None):
-        group = query.shape[2] // key.shape[2]
-        query, key, value = (x.double().transpose(1, 2) for x in (query, key, value))
-        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
-        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        return (torch.softmax(scores, dim=-1).nan_to_num() @ value).transpose(1, 2)
-
-    return compute
-
-
-@pytest.fixture
-def relative_error() -> Callable[[torch.Tensor, torch.Tensor], float]:
-    """The L2 norm of the difference over that of the reference."""
-    return lambda out, exact: ((out.double() - exact).norm() / exact.norm()).item()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
+from support.attention import package, reference, relative_error
 from wf_lib_attention.machine import Machine
+
+__all__ = ["hopper", "inputs", "package", "reference", "relative_error", "tally"]
 
 
 class Tally:
@@ -37,44 +37,9 @@ def inputs() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
 
 
 @pytest.fixture
-def reference() -> Callable[..., torch.Tensor]:
-    """Attention in float64 by its definition, zeros for rows that attend to nothing; BLHD in and out."""
-
-    def compute(query, key, value, mask=None):
-        group = query.shape[2] // key.shape[2]
-        query, key, value = (x.double().transpose(1, 2) for x in (query, key, value))
-        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
-        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        return (torch.softmax(scores, dim=-1).nan_to_num() @ value).transpose(1, 2)
-
-    return compute
-
-
-@pytest.fixture
-def relative_error() -> Callable[[torch.Tensor, torch.Tensor], float]:
-    """The L2 norm of the difference over that of the reference."""
-    return lambda out, exact: ((out.double() - exact).norm() / exact.norm()).item()
-
-
-@pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls on the CPU are judged as if they were on sm90."""
     monkeypatch.setattr(Machine, "of", classmethod(lambda cls, device: cls((9, 0), 91501)))
-
-
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Puts a module of some name, with some functions, in the place of what may be installed."""
-
-    def put(name: str, **functions: Any) -> ModuleType:
-        module = ModuleType(name)
-        vars(module).update(functions)
-        monkeypatch.setitem(sys.modules, name, module)
-        return module
-
-    return put
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wf_core.api import CallPlan
+from wf_lib_family.arguments import count_prompts
 from wf_plugin_cosmos import checks
 from wf_plugin_cosmos.geometry import measure
 from wf_plugin_cosmos.schedule import plan_schedule
@@ -51,14 +52,6 @@ def count_branches(arguments: Mapping[str, Any]) -> int:
 
 def batch_size(arguments: Mapping[str, Any]) -> int | None:
     """Videos (or images) in one call: prompts times videos per prompt."""
-    prompt, embeds = arguments.get("prompt"), arguments.get("prompt_embeds")
-    if isinstance(prompt, str):
-        prompts = 1
-    elif isinstance(prompt, list):
-        prompts = len(prompt)
-    elif embeds is not None:
-        prompts = int(embeds.shape[0])
-    else:
-        return None
+    prompts = count_prompts(arguments)
     each = arguments.get("num_videos_per_prompt") or arguments.get("num_images_per_prompt") or 1
-    return prompts * each
+    return None if prompts is None else prompts * each

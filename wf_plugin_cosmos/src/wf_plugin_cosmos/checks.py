@@ -7,6 +7,7 @@ from typing import Any
 
 from diffusers.models.transformers import transformer_cosmos
 
+from wf_lib_family import arguments as arguments_of
 from wf_plugin_cosmos.geometry import Geometry, count_chunks, frames_at_once
 from wf_plugin_cosmos.stock import PREDICT2_5, generation, takes_video
 
@@ -58,16 +59,9 @@ def latents_fit(
     root: Any, arguments: Mapping[str, Any], batch: int | None, geometry: Geometry
 ) -> Iterator[str]:
     """Latents of the caller's own must have the shape that the pipeline would have drawn."""
-    latents = arguments.get("latents")
-    if latents is None or batch is None:
-        return
-    wanted = (batch, root.config.in_channels - takes_video(arguments), *geometry.latent)
-    found = tuple(getattr(latents, "shape", ()))
-    if found != wanted:
-        yield (
-            f"latents have shape {found}, but this call needs {wanted}: "
-            "batch, channels, latent frames, latent height, latent width."
-        )
+    if batch is not None:
+        channels = root.config.in_channels - takes_video(arguments)
+        yield from arguments_of.latents_fit(arguments, (batch, channels, *geometry.latent))
 
 
 def one_loop(pipe: Any, root: Any, arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from wf_core.api import CallPlan, Schedule
+from wf_lib_family.arguments import count_prompts
 from wf_lib_family.schedule import sigma_timesteps
 from wf_plugin_hunyuan import checks, guidance
 from wf_plugin_hunyuan.geometry import measure
@@ -77,13 +78,6 @@ def _dtypes(pipe: Any, root: Any) -> tuple[torch.dtype, torch.dtype]:
 
 def batch_size(arguments: Mapping[str, Any]) -> int | None:
     """Videos in one call: prompts times videos per prompt."""
-    prompt, embeds = arguments.get("prompt"), arguments.get("prompt_embeds")
-    if isinstance(prompt, str):
-        prompts = 1
-    elif isinstance(prompt, list):
-        prompts = len(prompt)
-    elif embeds is not None:
-        prompts = int(embeds.shape[0])
-    else:
-        return None
-    return prompts * (arguments.get("num_videos_per_prompt") or 1)
+    prompts = count_prompts(arguments)
+    each = arguments.get("num_videos_per_prompt") or 1
+    return None if prompts is None else prompts * each

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from wf_lib_family import arguments as arguments_of
 from wf_plugin_hunyuan.geometry import Geometry
 from wf_plugin_hunyuan.stock import is_15
 
@@ -70,16 +71,8 @@ def latents_fit(
     pipe: Any, root: Any, arguments: Mapping[str, Any], batch: int | None, geometry: Geometry
 ) -> Iterator[str]:
     """Latents of the caller's own must have the shape that the pipeline would have drawn."""
-    latents = arguments.get("latents")
-    if latents is None or batch is None:
-        return
-    wanted = (batch, _channels(pipe, root), *geometry.latent)
-    found = tuple(getattr(latents, "shape", ()))
-    if found != wanted:
-        yield (
-            f"latents have shape {found}, but this call needs {wanted}: "
-            "batch, channels, latent frames, latent height, latent width."
-        )
+    if batch is not None:
+        yield from arguments_of.latents_fit(arguments, (batch, _channels(pipe, root), *geometry.latent))
 
 
 def _channels(pipe: Any, root: Any) -> int:

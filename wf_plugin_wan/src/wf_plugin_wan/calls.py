@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wf_core.api import CallPlan
+from wf_lib_family.arguments import count_prompts, latents_fit
 from wf_plugin_wan import checks
 from wf_plugin_wan.geometry import Geometry, measure
 from wf_plugin_wan.schedule import plan_schedule
@@ -52,17 +53,9 @@ def count_branches(arguments: Mapping[str, Any]) -> int:
 
 def batch_size(arguments: Mapping[str, Any]) -> int | None:
     """Videos in one call: prompts times videos per prompt (video-to-video makes one per prompt)."""
-    prompt, embeds = arguments.get("prompt"), arguments.get("prompt_embeds")
-    if isinstance(prompt, str):
-        prompts = 1
-    elif isinstance(prompt, list):
-        prompts = len(prompt)
-    elif embeds is not None:
-        prompts = int(embeds.shape[0])
-    else:
-        return None
+    prompts = count_prompts(arguments)
     each = 1 if "strength" in arguments else arguments.get("num_videos_per_prompt") or 1
-    return prompts * each
+    return None if prompts is None else prompts * each
 
 
 def _latents(
@@ -78,4 +71,4 @@ def _latents(
         if vae is None:
             return []
         channels = vae.config.z_dim
-    return list(checks.latents_fit(arguments, channels, batch, geometry))
+    return list(latents_fit(arguments, (batch, channels, *geometry.latent)))

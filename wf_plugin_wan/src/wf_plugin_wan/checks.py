@@ -33,20 +33,6 @@ def rope_length(roots: Mapping[str, Any], geometry: Geometry) -> Iterator[str]:
                 yield f"{size} tokens of {side} exceed the rope table of {name}, which ends at {longest}; ask for less."
 
 
-def latents_fit(arguments: Mapping[str, Any], channels: int, batch: int, geometry: Geometry) -> Iterator[str]:
-    """Latents of the caller's own must have the shape that the pipeline would have drawn."""
-    latents = arguments.get("latents")
-    if latents is None:
-        return
-    wanted = (batch, channels, *geometry.latent)
-    found = tuple(getattr(latents, "shape", ()))
-    if found != wanted:
-        yield (
-            f"latents have shape {found}, but this call needs {wanted}: "
-            "batch, channels, latent frames, latent height, latent width."
-        )
-
-
 def text_length(roots: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[str]:
     """A model with image tokens splits its context at exactly 512 text tokens, whatever it is given."""
     if not any(root.config.added_kv_proj_dim for root in roots.values()):
