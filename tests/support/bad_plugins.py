@@ -646,6 +646,22 @@ BAD_FAMILIES: dict[str, BadFamily] = {
                 components["transformer"].out.bias = torch.nn.Parameter(bias + 1e-3, requires_grad=False)
         """,
     ),
+    "writes-between-blocks": BadFamily(
+        "what_goes_between_blocks_is_not_written_to",
+        ("blocks.0", "written to later on", "out of place"),
+        methods="""
+        def install(self, components, wiring):
+            super().install(components, wiring)
+            calls = vars(components["transformer"])["_wf"]
+
+            def spoil(block, x):
+                out = block(x)
+                x.zero_()
+                return out
+
+            calls._blocks = [lambda x, block=block: spoil(block, x) for block in calls._blocks]
+        """,
+    ),
     "keeps-state-after-an-abort": BadFamily(
         "a_run_that_raises_leaves_nothing",
         ("the run after an aborted one differs", "release()"),

@@ -21,6 +21,7 @@ from wf_core.api import (
     Step,
     Window,
     relative_l1,
+    retained,
     scheduled,
     worst,
 )
@@ -52,6 +53,31 @@ def test_differences_continue_what_was_sampled(order: int) -> None:
     expected = 4.0 if order == 0 else 2.0 + 0.5 * 6
     assert line.continued(6).item() == pytest.approx(expected)
     assert len(line.held()) == min(order, 1) + 1
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3, 4])
+def test_differences_are_those_of_the_published_recursion(order: int) -> None:
+    """Uneven gaps; in float64, against the recursion written out on the samples seen so far."""
+    values = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
+    line, at = Differences(order), (0, 3, 4, 9, 11, 12)
+    factors: list[torch.Tensor] = []
+    for index, (step, sample) in enumerate(zip(at, values, strict=True)):
+        line.add(step, sample)
+        newer = [sample]
+        for older in factors[:order]:
+            newer.append((newer[-1] - older) / (step - at[index - 1]))
+        factors = newer
+        wanted = sum(factor * 2.5**k / math.factorial(k) for k, factor in enumerate(factors))
+        torch.testing.assert_close(line.continued(step + 2.5), wanted)  # type: ignore[arg-type]
+        kept = [values[k].data_ptr() for k in range(index, max(-1, index - order - 1), -1)]
+        assert [tensor.data_ptr() for tensor in line.held()] == kept, "the samples themselves, no copies"
+
+
+def test_what_is_kept_is_not_a_part_of_something_larger() -> None:
+    whole = torch.zeros(4, 3, requires_grad=True)
+    assert retained(whole).data_ptr() == whole.data_ptr() and not retained(whole).requires_grad
+    part = retained(whole[:2])
+    assert part.untyped_storage().nbytes() == part.nbytes and part.data_ptr() != whole.data_ptr()
 
 
 def test_differences_start_anew_where_samples_do_not_fit() -> None:

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from taylor_fakes import BLOCKS, KINDS, Driver, cache, changing
+from taylor_fakes import BLOCKS, KINDS, Driver, cache
 
 from wf_plugin_cache_taylorseer.blocks import BlockTaylorSeer
 from wf_plugin_cache_taylorseer.memory import kept_bytes
@@ -280,41 +280,16 @@ def test_memory_is_the_formulas(kind, order):
 
 @both
 @pytest.mark.parametrize("order", [0, 1])
-def test_what_is_kept_is_not_the_models_own(kind, order):
-    """Inputs, outputs and every branch's output are overwritten in place after use; nothing changes."""
+def test_what_enters_and_leaves_the_stack_may_be_written_to(kind, order):
+    """The outputs of branches may not: the kit checks of every family that nobody does."""
     player, _ = started(kind, order=order)
-    seen = []
-
-    def remembered(index, role, y):
-        seen.append(changing(index, role, y))
-        return seen[-1]
-
-    player.output = remembered
     fresh, _ = started(kind, order=order)
     for index, value in enumerate(inputs()):
         expected = fresh.call(index, value.clone(), total=9)
         output = player.call(index, value, total=9)
         assert torch.equal(output, expected), index
-        for tensor in (value, output, *seen):
+        for tensor in (value, output):
             tensor.fill_(1e9)
-        seen.clear()
-
-
-@pytest.mark.parametrize("order", [0, 1])
-def test_a_predicted_branch_may_be_written_to(order):
-    """An in-place gate or addition outside must not reach what is kept."""
-    player, _ = started("blocktaylorseer", order=order)
-    fresh, _ = started("blocktaylorseer", order=order)
-    own = player.cache.handlers
-
-    def careless():
-        handlers = dict(own())
-        branch = handlers["branch"]
-        return {**handlers, "branch": lambda inner, site, y: branch(inner, site, y).mul_(2.0)}
-
-    player.cache.handlers = careless
-    fresh.gate = lambda index, role: 2.0
-    assert all(map(torch.equal, outputs(player, inputs()), outputs(fresh, inputs())))
 
 
 @both

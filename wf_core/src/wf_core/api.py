@@ -17,7 +17,7 @@ from wf_core.kinds.caching.schedules import (
     scheduled,
     solver_timestep,
 )
-from wf_core.kinds.caching.states import CacheState, Differences, ResidualState, geometry
+from wf_core.kinds.caching.states import CacheState, Differences, ResidualState, geometry, retained
 from wf_core.kinds.calibration import Calibrator
 from wf_core.kinds.counters import FeatureCounters
 from wf_core.kinds.presets import checkpoint_of, model_id, read_preset, require_own, why_lent
@@ -88,6 +88,7 @@ __all__ = [
     "read_preset",
     "relative_l1",
     "require_own",
+    "retained",
     "scheduled",
     "seeded",
     "serving",

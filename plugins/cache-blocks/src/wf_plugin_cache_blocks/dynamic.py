@@ -17,6 +17,8 @@ from wf_core.api import (
     Decision,
     Reason,
     geometry,
+    relative_l1,
+    retained,
 )
 from wf_plugin_cache_blocks.cache import BlockCache, Call, Inner, sampled, worst_of
 from wf_plugin_cache_blocks.rule import BELOW, Rule, Verdict, expected, reason_of
@@ -25,22 +27,52 @@ if TYPE_CHECKING:
     from wf_core.api import RunView, Step
 
 FREE = "each-block"
+TOGETHER = 2**23
+"""Elements of the blocks' inputs that are compared at a time."""
 NOT_FINITE_BLOCK = "what a block was compared by was not a finite number; the block was computed"
 
 
 class Block:
-    """What one branch keeps of one block: its residual ``[B, L, D]``, and a former input ``[B, L, ceil(D / factor)]``.
+    """What one branch keeps of one block: what it added ``[B, L, D]``, and a former input ``[B, L, ceil(D / factor)]``.
 
-    ``reference_at`` is the solver step of that input.
+    The block's input and output stand for what it added until that is asked for: the output is the next block's input,
+    and keeping both costs a computed call nothing. ``reference_at`` is the solver step of ``reference``, which is None
+    where the blocks are compared together and it stands in a row of `BlocksState.references`.
     """
 
-    __slots__ = ("reference", "reference_at", "residual", "rule")
+    __slots__ = ("_between", "_residual", "reference", "reference_at", "rule")
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.residual: torch.Tensor | None = None
         self.reference: torch.Tensor | None = None
         self.reference_at = 0
+        self._between: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._residual: torch.Tensor | None = None
+
+    @property
+    def computed_once(self) -> bool:
+        """Whether the block can be skipped."""
+        return self._between is not None or self._residual is not None
+
+    def computed(self, entered: torch.Tensor, output: torch.Tensor) -> None:
+        """The block was computed. Both tensors are taken, and nobody may write to them."""
+        self._between, self._residual = (entered, output), None
+
+    def residual(self) -> torch.Tensor:
+        """What the block added when it was computed last. Its input and output are let go of."""
+        if self._residual is None:
+            assert self._between is not None, "the block was never computed"
+            entered, output = self._between
+            self._between, self._residual = None, output - entered
+        return self._residual
+
+    def held(self) -> Iterable[torch.Tensor]:
+        """The tensors kept now; of two blocks one may have the other's."""
+        return tuple(
+            tensor
+            for tensor in (*(self._between or ()), self._residual, self.reference)
+            if tensor is not None
+        )
 
 
 class BlocksState(CacheState):
@@ -52,6 +84,11 @@ class BlocksState(CacheState):
         self._steps = steps
         self._blocks: dict[int, Block] = {}
         self._measured: tuple[torch.Tensor, tuple[int, ...]] | None = None
+        self.references: dict[int, torch.Tensor] = {}
+        """Former inputs of blocks that follow each other, ``[blocks, B, L, ceil(D / factor)]``, by the first's index.
+
+        One tensor for as many as are compared together; see `Comparison`.
+        """
         self.verdicts: dict[int, Verdict] = {}
 
     def block(self, index: int) -> Block:
@@ -65,7 +102,7 @@ class BlocksState(CacheState):
         self.verdicts = {}
         reason = self.ready(value)
         if reason:
-            self._blocks, self._measured = {}, None
+            self._blocks, self.references, self._measured = {}, {}, None
             return Decision(True, reason)
         reason = self._settings.window.reason(step.index, step.total or self._steps)
         if reason:
@@ -82,8 +119,8 @@ class BlocksState(CacheState):
 
         Nothing is read back. Fewer distances than blocks: a block had no reference, and nothing is known of the call.
         """
-        complete = len(distances) == len(self._blocks) > 0
-        self._measured = (torch.stack(distances), tuple(over)) if complete else None
+        complete = len(over) == len(self._blocks) > 0
+        self._measured = (torch.cat(distances), tuple(over)) if complete else None
 
     def commit(self, step: Step, value: torch.Tensor, output: torch.Tensor) -> None:
         """Nothing is kept of the stack as a whole: each block keeps its own."""
@@ -92,15 +129,15 @@ class BlocksState(CacheState):
         raise NotImplementedError("a call of dynamicblock is predicted block by block")
 
     def ready(self, value: torch.Tensor) -> str:
-        kept = next((block.residual for block in self._blocks.values()), None)
-        if kept is None:
+        block = next((block for block in self._blocks.values() if block.computed_once), None)
+        if block is None:
             return Reason.NOTHING_CACHED
-        return "" if geometry(kept) == geometry(value) else Reason.GEOMETRY_CHANGED
+        return "" if geometry(next(iter(block.held()))) == geometry(value) else Reason.GEOMETRY_CHANGED
 
     def held(self) -> Iterable[torch.Tensor]:
-        kept = [tensor for block in self._blocks.values() for tensor in (block.residual, block.reference)]
-        distances = self._measured[0] if self._measured is not None else None
-        return tuple(tensor for tensor in (*kept, distances) if tensor is not None)
+        distances = () if self._measured is None else (self._measured[0],)
+        blocks = (tensor for block in self._blocks.values() for tensor in block.held())
+        return (*blocks, *self.references.values(), *distances)
 
     def _judge_all(self, step: Step, distances: torch.Tensor, over: tuple[int, ...]) -> None:
         numbers = self._cache.read_back(distances)
@@ -119,8 +156,49 @@ def decision_of(verdicts: Iterable[Verdict]) -> Decision:
     return Decision(reason != BELOW, reason, min(finite, default=None), fallback)
 
 
+class Comparison:
+    """The inputs of a call's blocks, compared with those of former calls: as many blocks together as are small enough.
+
+    One block's comparison is a handful of small kernels, which for a small model take longer to launch than to run.
+    """
+
+    def __init__(self, state: BlocksState, step: int) -> None:
+        self._state = state
+        self._step = step
+        self._waiting: list[tuple[int, Block, torch.Tensor, bool]] = []
+        self.distances: list[torch.Tensor] = []
+        """How far the inputs were from the references, one fp32 number for each block, in pieces on the device."""
+        self.over: list[int] = []
+        """How many steps each reference was old."""
+
+    def add(self, index: int, block: Block, sample: torch.Tensor, refreshes: bool) -> None:
+        """A block's input ``[B, L, ceil(D / factor)]``, which becomes its reference where it ``refreshes`` it."""
+        self._waiting.append((index, block, sample, refreshes))
+        if sample.numel() * (len(self._waiting) + 1) > TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Compare what waits."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        first = waiting[0][0]
+        inputs = torch.stack([sample.detach() for _, _, sample, _ in waiting])
+        older = self._state.references.get(first)
+        if older is not None:
+            apart = relative_l1(inputs.flatten(0, 1), older.flatten(0, 1))
+            self.distances.append(apart.view(len(waiting), -1).amax(1))
+            self.over += [self._step - block.reference_at for _, block, _, _ in waiting]
+        for row, (_, block, _, refreshes) in enumerate(waiting):
+            if refreshes or older is None:
+                block.reference_at = self._step
+            else:
+                inputs[row].copy_(older[row])
+        self._state.references[first] = inputs
+
+
 class DynamicCall(Call):
-    """One call. ``forced``: every block is computed."""
+    """One call, all of whose blocks are computed where nothing else was decided."""
 
     def __init__(
         self, cache: DynamicBlockCache, state: BlocksState, step: Step, entered: torch.Tensor
@@ -129,10 +207,11 @@ class DynamicCall(Call):
         self._cache = cache
         self._state = state
         self._step = step
+        self._entered = entered
         self._decision = cache.settle(state, step, entered)
         self._each = self._decision.reason == FREE
-        self._distances: list[torch.Tensor] = []
-        self._over: list[int] = []
+        self._comparison = Comparison(state, step.index)
+        self._last: tuple[Block, torch.Tensor, torch.Tensor] | None = None
 
     def block(self, inner: Inner, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
         if self._step.ambiguous:
@@ -140,13 +219,17 @@ class DynamicCall(Call):
         block, settings = self._state.block(index), self._cache.settings
         sample = sampled(hidden_states, settings.downsample)
         verdict = self._verdict(index, block, sample)
-        if verdict is None or verdict.compute or block.residual is None:
-            output, computed = self.run(inner, hidden_states), True
-            block.residual = (output - hidden_states).detach()
+        computed = verdict is None or verdict.compute or not block.computed_once
+        if computed:
+            output = self.run(inner, hidden_states)
+            self._keep(block, hidden_states, output)
         else:
-            output, computed = hidden_states + block.residual, False
+            output = hidden_states + block.residual()
         block.rule.took(computed)
-        if settings.refreshes(computed):
+        refreshes = settings.refreshes(computed)
+        if settings.decide != FREE:
+            self._comparison.add(index, block, sample, refreshes)
+        elif refreshes:
             block.reference = sample.detach().clone(memory_format=torch.contiguous_format)
             block.reference_at = self._step.index
         return output
@@ -154,25 +237,32 @@ class DynamicCall(Call):
     def close(self) -> Decision:
         if self._step.ambiguous:
             return self._decision
+        if self._last is not None:
+            block, entered, output = self._last  # what leaves the stack is not the blocks' alone
+            block.computed(entered, output.clone())
+        if self._cache.settings.decide != FREE:
+            self._comparison.flush()
+            self._state.measure(self._comparison.distances, self._comparison.over)
+            return self._decision
         if not self._each:
-            self._state.measure(self._distances, self._over)
             return self._decision
         decision = decision_of(self._state.verdicts.values())
         self._cache.tell(decision)
         return decision
 
+    def _keep(self, block: Block, entered: torch.Tensor, output: torch.Tensor) -> None:
+        """A computed block's tensors. What enters the stack is copied: it is not the blocks' alone."""
+        entered = entered.detach().clone() if entered is self._entered else retained(entered)
+        output = retained(output)
+        block.computed(entered, output)
+        self._last = block, entered, output
+
     def _verdict(self, index: int, block: Block, sample: torch.Tensor) -> Verdict | None:
         """What is said of a block that is reached now; None where it is computed anyway."""
         verdicts = self._state.verdicts
-        if block.reference is None or (self._cache.settings.decide == FREE and not self._each):
-            return verdicts.get(index)
-        distance = worst_of(sample, block.reference)
-        if self._each:
-            (difference,) = self._cache.read_back(distance)
+        if self._each and block.reference is not None:
+            (difference,) = self._cache.read_back(worst_of(sample, block.reference))
             verdicts[index] = block.rule.judge(difference)
-        else:
-            self._distances.append(distance)
-            self._over.append(self._step.index - block.reference_at)
         return verdicts.get(index)
 
 

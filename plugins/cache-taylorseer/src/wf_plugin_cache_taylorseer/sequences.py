@@ -12,6 +12,7 @@ from wf_core.api import (
     Follower,
     Reason,
     geometry,
+    retained,
 )
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class Sequences(CacheState):
     """The outputs ``[B, L, D]`` of self-attention, cross-attention and feed-forward of every block, before their gates.
 
     They are sampled while a computed call runs (`open`, `keep` for each, `commit`) and predicted one by one, by the
-    path of the module. Samples are copies; the memory is ``3 * blocks * (order + 1)`` hidden states.
+    path of the module. A sample is the module's output itself, not a copy; together they are
+    ``3 * blocks * (order + 1)`` hidden states.
     """
 
     def __init__(self, schedule: StaticSchedule, order: int) -> None:
@@ -57,20 +59,19 @@ class Sequences(CacheState):
         self._geometry, self._at = form, None
 
     def keep(self, path: str, step: Step, output: torch.Tensor) -> None:
-        """One sample: the output of the module at ``path``. A copy is kept."""
-        self._kept.setdefault(path, Differences(self._order)).add(step.index, output.detach().clone())
+        """One sample: the output of the module at ``path``, which nobody writes to."""
+        self._kept.setdefault(path, Differences(self._order)).add(step.index, retained(output))
 
     def commit(self, step: Step, value: Any, output: torch.Tensor) -> None:
         """The computed call is done, and every sample of it is there."""
         self._at = step.index
 
     def predict(self, step: Step, value: Any) -> torch.Tensor:
-        """The output at a later step of the module at the path ``value``. The caller may write to it."""
+        """The output at a later step of the module at the path ``value``. Not to be written to."""
         sequence = self._kept.get(value)
         if sequence is None:
             raise RuntimeError(f"{value} is called at step {step.index} and was not at step {self._at}")
-        predicted = sequence.continued(step.index)
-        return predicted if len(sequence.held()) > 1 else predicted.clone()
+        return sequence.continued(step.index)
 
     def held(self) -> Iterable[torch.Tensor]:
         return tuple(tensor for sequence in self._kept.values() for tensor in sequence.held())

@@ -18,7 +18,10 @@ from wf_core.manifests.vocabulary import SEAMS
 __all__ = ["SEAMS", "Claim", "Handler", "Seams", "Site"]
 
 Handler = Callable[..., Any]
-"""``handler(inner, site, *args)``: ``inner(*args)`` is the next layer, or the stock computation."""
+"""``handler(inner, site, *args)``: ``inner(*args)`` is the next layer, or the stock computation.
+
+Tensors that come in and go out may be kept by other layers: a handler writes over none that it has not made itself.
+"""
 
 
 @frozen

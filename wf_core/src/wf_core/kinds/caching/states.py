@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -59,49 +60,87 @@ class CacheState(ABC):
         """The tensors kept now."""
 
 
+def retained(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor to keep, detached: itself, or a copy where it is a view of something larger.
+
+    For what comes out of a block or a branch of one, which nobody writes to: see `Handler`.
+    """
+    alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor.detach() if alone else tensor.detach().clone()
+
+
 class Differences:
     """A sequence of tensors sampled at some steps, continued by finite differences up to ``order``.
 
     ``F0`` is the newest sample; with ``g`` steps between the two newest, ``F(k+1) = (F(k) - older F(k)) / g``. At
     ``d`` steps after the newest sample the continuation is ``sum F(k) d^k / k!`` (arXiv 2503.06923, section 3.2). One
-    gap serves all orders, so that order 1 is exact on a line and order 2 is not exact on a parabola. Tensors stay in
-    the samples' dtype: ``order + 1`` of their size are kept once there were as many samples.
+    gap serves all orders, so that order 1 is exact on a line and order 2 is not exact on a parabola.
+
+    The newest ``order + 1`` samples themselves are kept, in their dtype, and differences taken when something is
+    predicted: a step that is computed costs nothing but the memory.
     """
 
-    __slots__ = ("_factors", "_order", "at")
+    __slots__ = ("_order", "_samples")
 
     def __init__(self, order: int = 0) -> None:
         self._order = order
-        self._factors: tuple[torch.Tensor, ...] = ()
-        self.at: int | None = None
+        self._samples: tuple[tuple[int, torch.Tensor], ...] = ()
+
+    @property
+    def at(self) -> int | None:
         """The step of the newest sample; None while there is none."""
+        return self._samples[0][0] if self._samples else None
 
     def add(self, step: int, sample: torch.Tensor) -> None:
-        """Takes the sample itself, which nobody may write to from now on."""
-        gap = step - self.at if self.at is not None else 0
-        factors = [sample]
-        if gap > 0 and geometry(self._factors[0]) == geometry(sample):
-            for older in self._factors[: self._order]:
-                factors.append((factors[-1] - older) / gap)
-        self._factors, self.at = tuple(factors), step
+        """Takes the sample itself, which nobody may write to from now on.
+
+        One that is not later than the newest, or of another geometry, begins the sequence anew.
+        """
+        older = self._samples[: self._order]
+        if older and not (step > older[0][0] and geometry(older[0][1]) == geometry(sample)):
+            older = ()
+        self._samples = ((step, sample), *older)
 
     def continued(self, step: int) -> torch.Tensor:
         """The sequence at a later step. The newest sample itself where no difference is known: not to be written to."""
-        assert self.at is not None, "nothing was sampled"
-        distance = step - self.at
-        result, weight = self._factors[0], 1.0
-        for power, factor in enumerate(self._factors[1:], start=1):
-            weight *= distance / power
-            result = result.add(factor, alpha=weight)
+        assert self._samples, "nothing was sampled"
+        (newest, result), *older = self._samples
+        if not older:
+            return result
+        at = [newest, *(sampled for sampled, _ in older)]
+        first, *others = _weights(at, step - newest)
+        before = older[0][1]
+        result = before.lerp(result, 1.0 + first)
+        for weight, (_, sample) in zip(others, older[1:], strict=True):
+            result = result.add(before - sample, alpha=weight)
+            before = sample
         return result
 
     def clear(self) -> None:
         """Forget every sample."""
-        self._factors, self.at = (), None
+        self._samples = ()
 
     def held(self) -> tuple[torch.Tensor, ...]:
-        """The tensors kept now."""
-        return self._factors
+        """The tensors kept now, the newest first."""
+        return tuple(sample for _, sample in self._samples)
+
+
+def _weights(at: list[int], distance: int) -> list[float]:
+    """What each difference of two neighbouring samples counts in the continuation, the newest first.
+
+    ``at`` are the samples' steps, the newest first. Each ``F(k)``, k >= 1, is a sum of those differences.
+    """
+    gaps = [newer - older for newer, older in itertools.pairwise(at)]
+    factors = [[float(i == j) / gap for j in range(len(gaps))] for i, gap in enumerate(gaps)]
+    weights, weight = [0.0] * len(gaps), 1.0
+    for power in range(1, len(at)):
+        weight *= distance / power
+        weights = [total + weight * part for total, part in zip(weights, factors[0], strict=True)]
+        factors = [
+            [(newer - older) / gap for newer, older in zip(*pair, strict=True)]
+            for gap, pair in zip(gaps, itertools.pairwise(factors), strict=False)
+        ]
+    return weights
 
 
 class ResidualState(CacheState):
@@ -127,10 +166,10 @@ class ResidualState(CacheState):
         return predicted
 
     def ready(self, value: Any) -> str:
-        kept = self._residuals.held()
-        if not kept:
+        residuals = self._residuals.held()
+        if not residuals:
             return Reason.NOTHING_CACHED
-        return "" if geometry(kept[0]) == geometry(value) else Reason.GEOMETRY_CHANGED
+        return "" if geometry(residuals[0]) == geometry(value) else Reason.GEOMETRY_CHANGED
 
     def held(self) -> Iterable[torch.Tensor]:
         return self._residuals.held()

@@ -40,6 +40,24 @@ class _Through(Technique):
         return inner(*args)
 
 
+class _Kept(Technique):
+    """Keeps what blocks and their branches are given and give, as it is and as a copy."""
+
+    def __init__(self, seams: tuple[str, ...]) -> None:
+        self._seams = seams
+        self.kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return dict.fromkeys(self._seams, self._keep)
+
+    def _keep(self, inner: Callable[..., Any], site: Site, *args: Any) -> Any:
+        output = inner(*args)
+        for value in (*args, *(output if isinstance(output, tuple) else (output,))):
+            if isinstance(value, torch.Tensor):
+                self.kept.append((site.path, value.detach(), value.detach().clone()))
+        return output
+
+
 @check("family")
 def an_empty_session_is_bit_identical(case: FamilyCase) -> None:
     """A session with nothing in it gives the pipeline's own output, and leaves the pipeline as it was."""
@@ -87,6 +105,24 @@ def every_seam_is_there_and_exact(case: FamilyCase) -> None:
             )
         if not torch.equal(ours, plain):
             raise Nonconformity(f"a handler at {seam} that passes everything through changes the output.")
+
+
+@check("family", after=(SAME,))
+def what_goes_between_blocks_is_not_written_to(case: FamilyCase) -> None:
+    """Tensors that go in and out of blocks and their branches stay as they are: caches keep them without a copy."""
+    family = case.manifest.family
+    assert family is not None
+    seams = tuple(seam for seam in ("block", "branch") if seam in family.seams)
+    if not seams:
+        raise NotApplicable("it has neither a block seam nor a branch seam")
+    keeper = _Kept(seams)
+    with case.host.session(case.pipe, {}, extra={"keeper": keeper}) as session:
+        session.pipe(**case.arguments())
+    for path, tensor, copy in keeper.kept:
+        if not torch.equal(tensor.nan_to_num(), copy.nan_to_num()):
+            raise Nonconformity(
+                f"a tensor that went in or out of {path} was written to later on: add and multiply out of place."
+            )
 
 
 @check("family", after=(SAME,))
