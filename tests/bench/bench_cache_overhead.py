@@ -3,7 +3,7 @@
     python tests/bench/bench_cache_overhead.py [--json FILE]
 
 On tiny-wan. Single steps are timed (two forwards and the sampler, from one callback to the next), all subjects in
-turns, and the quickest of each step counts; what a session costs once per request is not in it (bench_session.py has
+turns, whose order shifts by one each time, and the quickest of each step counts; what a session costs once per request is not in it (bench_session.py has
 that). The stock pipeline is there twice: the second row says how far the machine itself can be trusted.
 """
 
@@ -73,10 +73,11 @@ def measure(steps: int, rounds: int, batch: int, device: str) -> dict[str, float
             **{name: session.pipe for name, session in sessions.items()},
             "stock, again": pipe,
         }
+        names = list(subjects)
         quickest: dict[str, list[float]] = {}
         for turn in range(rounds + 1):
-            for name, subject in subjects.items():
-                times = step_times(subject, steps, batch)
+            for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
+                times = step_times(subjects[name], steps, batch)
                 if turn:  # the first round warms up
                     quickest[name] = [
                         min(pair) for pair in zip(quickest.get(name, times), times, strict=True)

@@ -14,12 +14,14 @@ from wf_core.api import (
     Decision,
     Differences,
     FeatureCache,
+    Reading,
     ResidualState,
     RunView,
     ScheduledCache,
     StaticSchedule,
     Step,
     Window,
+    mean_abs,
     relative_l1,
     retained,
     scheduled,
@@ -71,6 +73,20 @@ def test_differences_are_those_of_the_published_recursion(order: int) -> None:
         torch.testing.assert_close(line.continued(step + 2.5), wanted)  # type: ignore[arg-type]
         kept = [values[k].data_ptr() for k in range(index, max(-1, index - order - 1), -1)]
         assert [tensor.data_ptr() for tensor in line.held()] == kept, "the samples themselves, no copies"
+
+
+def test_numbers_on_their_way_to_the_host_arrive() -> None:
+    numbers = torch.tensor([[0.5, math.nan], [1.0, 2.0]], requires_grad=True)
+    found = Reading(numbers).numbers()
+    assert (
+        torch.equal(found.nan_to_num(-1), torch.tensor([[0.5, -1.0], [1.0, 2.0]])) and not found.requires_grad
+    )
+
+
+def test_a_mean_of_half_precision_is_summed_in_fp32() -> None:
+    big = torch.full((2, 4096), 100.0, dtype=torch.float16)
+    assert mean_abs(-big).tolist() == [100.0, 100.0], "409,600 is above what float16 can hold"
+    assert math.isnan(mean_abs(torch.tensor([1.0, math.nan])).item())
 
 
 def test_what_is_kept_is_not_a_part_of_something_larger() -> None:

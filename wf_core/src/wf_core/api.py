@@ -6,7 +6,7 @@ from wf_core.errors import BadInput, Busy, CannotCopy, Ineligible, PluginFault, 
 from wf_core.facts import Fact, Facts
 from wf_core.hookspecs import hookimpl
 from wf_core.kinds.caching.decisions import Decision, Reason, Window
-from wf_core.kinds.caching.distances import relative_l1, worst
+from wf_core.kinds.caching.distances import Reading, mean_abs, relative_l1, worst
 from wf_core.kinds.caching.runtime import FeatureCache
 from wf_core.kinds.caching.schedules import (
     Follower,
@@ -60,6 +60,7 @@ __all__ = [
     "ModelFamily",
     "PluginFault",
     "PromptScorer",
+    "Reading",
     "Reason",
     "Refused",
     "ResidualState",
@@ -84,6 +85,7 @@ __all__ = [
     "expert_start",
     "geometry",
     "hookimpl",
+    "mean_abs",
     "model_id",
     "read_preset",
     "relative_l1",

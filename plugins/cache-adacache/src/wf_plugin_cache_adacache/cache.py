@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from wf_core.api import Handler, RunView, Site
     from wf_plugin_cache_adacache.settings import Settings
 
-CONTAINER = "blocks."
+CONTAINERS = ("blocks.", "transformer_blocks.")
+ROLES = ("self", "joint")
 
 
 class AdaCache(FeatureCache):
@@ -97,5 +98,8 @@ class AdaCache(FeatureCache):
 
 
 def is_watched(site: Site, block: int) -> bool:
-    """Whether a ``gated_residual`` site is that of the self-attention of one main block (VACE has others beside)."""
-    return site.index == block and site.role == "self" and site.path.startswith(CONTAINER)
+    """Whether a ``gated_residual`` site is that of the self-attention of one main block (VACE has others beside).
+
+    Where text and latent are two streams that attend together, it is that of the latent's.
+    """
+    return site.index == block and site.role in ROLES and site.path.startswith(CONTAINERS)

@@ -17,7 +17,7 @@ from wf_plugin_cache_adacache.cache import is_watched
 from wf_plugin_cache_adacache.fit import codebook, quantile
 from wf_plugin_cache_adacache.rule import Rater
 from wf_plugin_cache_adacache.settings import watched_block
-from wf_plugin_cache_adacache.signals import gated, measure, tokens_per_frame
+from wf_plugin_cache_adacache.signals import gated, measure, tokens_per_frame, whole
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class AdaCacheCalibrator(Calibrator):
         self.motion = books.motion() if options.get("motion", True) else None
         self._model = model_id(facts)
         self._steps = 0
-        self._seen: torch.Tensor | None = None
+        self._seen: tuple[torch.Tensor, ...] = ()
         self._branches: dict[tuple[str, str], _Branch] = {}
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -75,11 +75,11 @@ class AdaCacheCalibrator(Calibrator):
         self._forget()
 
     def held_tensors(self) -> tuple[torch.Tensor, ...]:
-        kept = (self._seen, *(branch.signal for branch in self._branches.values()))
+        kept = (*self._seen, *(branch.signal for branch in self._branches.values()))
         return tuple(tensor for tensor in kept if tensor is not None)
 
     def observe(self, step: Step, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
-        signal, self._seen = self._seen, None
+        signal, self._seen = whole(self._seen), ()
         run = self._run
         if run is None or step.ambiguous or signal is None:
             self._branches.clear()
@@ -130,8 +130,9 @@ class AdaCacheCalibrator(Calibrator):
         self, rater: Rater, step: Step, total: int, signal: torch.Tensor, older: torch.Tensor
     ) -> tuple[float, ...]:
         weighed = self.motion is not None and self.motion.covers(step.index, total)
-        moved, motions = measure(signal, older, tokens_per_frame(signal, step.grid) if weighed else 0)
-        return rater.changes(moved, motions, 1)
+        tokens = tokens_per_frame(signal, step.grid) if weighed else 0
+        moved, *motions = measure(signal, older, tokens).tolist()
+        return rater.changes(moved, motions[0] if motions else None, 1)
 
     def _rater(self) -> Rater:
         return Rater(books.published()["fast"], self.motion)
@@ -145,9 +146,9 @@ class AdaCacheCalibrator(Calibrator):
         gate: torch.Tensor | None,
     ) -> torch.Tensor:
         if is_watched(site, self.block):
-            self._seen = gated(out, gate)
+            self._seen = (*self._seen, gated(out, gate))
         return inner(x, out, gate)
 
     def _forget(self) -> None:
-        self._seen = None
+        self._seen = ()
         self._branches.clear()

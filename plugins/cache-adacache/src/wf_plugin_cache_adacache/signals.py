@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wf_core.api import relative_l1
+from wf_core.api import mean_abs, relative_l1
 
 GUARD = 1e-6
 """The least denominator of the motion, against an all-zero signal."""
@@ -20,24 +20,29 @@ def gated(out: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
     return (out * gate).detach().to(out.dtype)
 
 
+def whole(parts: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
+    """The signal of all tokens, of parts ``[B, L', D]`` one after another; None where nothing was seen."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return torch.cat(parts, dim=1)
+
+
 def motion(signal: torch.Tensor, tokens: int) -> torch.Tensor:
     """How far each frame is from the one before it: ``[B, L, D]`` with ``tokens`` per frame -> ``[B]`` in fp32.
 
     ``sum |later - earlier| / (sum |later| + sum |earlier|)`` over all pairs of neighbours, between 0 and 1 (LightX2V's
     form of arXiv 2411.02397, section 3.3). L is a multiple of ``tokens``, of two frames at least.
     """
-    later, earlier = signal[:, tokens:].float().flatten(1), signal[:, :-tokens].float().flatten(1)
-    size = later.abs().mean(dim=1) + earlier.abs().mean(dim=1)
-    return (later - earlier).abs().mean(dim=1) / size.clamp_min(GUARD)
+    frames = mean_abs(signal.unflatten(1, (-1, tokens)).flatten(2))  # type: ignore[no-untyped-call]
+    size = frames[:, 1:].mean(dim=1) + frames[:, :-1].mean(dim=1)
+    change = mean_abs((signal[:, tokens:].float() - signal[:, :-tokens]).flatten(1))
+    return change / size.clamp_min(GUARD)
 
 
-def measure(signal: torch.Tensor, older: torch.Tensor, tokens: int) -> tuple[list[float], list[float] | None]:
-    """Each sample's relative L1 change, and its motion where ``tokens`` is not 0. One wait for the device."""
+def measure(signal: torch.Tensor, older: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Each sample's relative L1 change, and below it its motion where ``tokens`` is not 0: ``[1 or 2, B]`` in fp32."""
     moved = relative_l1(signal, older)
-    if not tokens:
-        return moved.tolist(), None
-    both: list[list[float]] = torch.stack([moved, motion(signal, tokens)]).tolist()
-    return both[0], both[1]
+    return torch.stack([moved, motion(signal, tokens)] if tokens else [moved])
 
 
 def tokens_per_frame(signal: torch.Tensor, grid: tuple[int, int, int]) -> int:

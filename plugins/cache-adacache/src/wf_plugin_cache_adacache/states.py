@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from wf_core.api import (
     Decision,
+    Reading,
     Reason,
     ResidualState,
     geometry,
 )
 from wf_plugin_cache_adacache.rule import Rater
-from wf_plugin_cache_adacache.signals import gated, measure, tokens_per_frame
+from wf_plugin_cache_adacache.signals import gated, measure, tokens_per_frame, whole
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +34,17 @@ class AdaState(ResidualState):
         self._counters = counters
         self._total = total
         self._rater = Rater(settings.book.scaled(total), settings.motion, settings.threshold)
-        self._seen: torch.Tensor | None = None
+        self._seen: tuple[torch.Tensor, ...] = ()
         self._signal: torch.Tensor | None = None
+        self._measured: tuple[Reading, int, int] | None = None
+        """How far the signal moved, the step where that was measured, and the steps since the signal before it."""
         self._due = 0
         self._why = ""
         self._change: float | None = None
 
     def decide(self, step: Step, value: Any) -> Decision:
+        self._seen = ()
+        self._rate()
         index, kept = step.index, self.kept_at
         reason = self._settings.window.reason(index, self._total) or self._unknown()
         if reason or kept is None:
@@ -49,14 +54,18 @@ class AdaState(ResidualState):
         return Decision(index <= kept, "missed-step" if index <= kept else "within-rate", self._change)
 
     def see(self, out: torch.Tensor, gate: torch.Tensor | None) -> None:
-        """The watched block's self-attention output ``[B, L, D]`` and its gate, in a computed call."""
-        self._seen = gated(out, gate)
+        """The watched block's self-attention output ``[B, L, D]`` and its gate, in a computed call.
+
+        A model whose first frame has a gate of its own gives that frame's tokens first and the others after them.
+        """
+        self._seen = (*self._seen, gated(out, gate))
 
     def commit(self, step: Step, value: Any, output: torch.Tensor) -> None:
         before = self.kept_at
         super().commit(step, value, output)
-        older, self._signal, self._seen = self._signal, self._seen, None
+        older, self._signal, self._seen = self._signal, whole(self._seen), ()
         self._due, self._why, self._change = step.index + 1, "first-comparison", None
+        self._measured = None
         if self._signal is None:
             self._why = "unseen"
             self._counters.fall_back("gated_residual", UNSEEN)
@@ -68,16 +77,21 @@ class AdaState(ResidualState):
         ):
             self._rater.restart()
         elif not self._closed(step.index + 1):
-            self._rate(step, older, self._signal, step.index - before)
+            numbers = Reading(measure(self._signal, older, self._tokens(step, self._signal)))
+            self._measured = numbers, step.index, step.index - before
 
     def held(self) -> Iterable[torch.Tensor]:
-        return (*super().held(), *(t for t in (self._signal, self._seen) if t is not None))
+        return (*super().held(), *(t for t in (self._signal, *self._seen) if t is not None))
 
-    def _rate(self, step: Step, older: torch.Tensor, signal: torch.Tensor, gap: int) -> None:
-        moved, motions = measure(signal, older, self._tokens(step, signal))
+    def _rate(self) -> None:
+        """Take up what the last computed call measured: only now, so that the device is not waited for in between."""
+        if self._measured is None:
+            return
+        (reading, at, gap), self._measured = self._measured, None
+        moved, *motions = reading.numbers().tolist()
         self._counters.add("host_syncs")
-        verdict = self._rater.verdict(moved, motions, gap)
-        self._due = step.index + verdict.rate
+        verdict = self._rater.verdict(moved, motions[0] if motions else None, gap)
+        self._due = at + verdict.rate
         self._change = verdict.change if verdict.finite else None
         self._why = "rate-over" if verdict.finite else Reason.NOT_FINITE
         if verdict.cut:

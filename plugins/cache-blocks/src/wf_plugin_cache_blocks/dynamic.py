@@ -15,6 +15,7 @@ import torch
 from wf_core.api import (
     CacheState,
     Decision,
+    Reading,
     Reason,
     geometry,
     relative_l1,
@@ -83,7 +84,7 @@ class BlocksState(CacheState):
         self._settings = cache.settings
         self._steps = steps
         self._blocks: dict[int, Block] = {}
-        self._measured: tuple[torch.Tensor, tuple[int, ...]] | None = None
+        self._measured: tuple[Reading, tuple[int, ...]] | None = None
         self.references: dict[int, torch.Tensor] = {}
         """Former inputs of blocks that follow each other, ``[blocks, B, L, ceil(D / factor)]``, by the first's index.
 
@@ -117,10 +118,10 @@ class BlocksState(CacheState):
     def measure(self, distances: list[torch.Tensor], over: list[int]) -> None:
         """A call is over: how far each block's input was from its reference, and how many steps that reference was old.
 
-        Nothing is read back. Fewer distances than blocks: a block had no reference, and nothing is known of the call.
+        Nothing is waited for. Fewer distances than blocks: a block had no reference, and nothing is known of the call.
         """
         complete = len(over) == len(self._blocks) > 0
-        self._measured = (torch.cat(distances), tuple(over)) if complete else None
+        self._measured = (Reading(torch.cat(distances)), tuple(over)) if complete else None
 
     def commit(self, step: Step, value: torch.Tensor, output: torch.Tensor) -> None:
         """Nothing is kept of the stack as a whole: each block keeps its own."""
@@ -135,12 +136,11 @@ class BlocksState(CacheState):
         return "" if geometry(next(iter(block.held()))) == geometry(value) else Reason.GEOMETRY_CHANGED
 
     def held(self) -> Iterable[torch.Tensor]:
-        distances = () if self._measured is None else (self._measured[0],)
         blocks = (tensor for block in self._blocks.values() for tensor in block.held())
-        return (*blocks, *self.references.values(), *distances)
+        return (*blocks, *self.references.values())
 
-    def _judge_all(self, step: Step, distances: torch.Tensor, over: tuple[int, ...]) -> None:
-        numbers = self._cache.read_back(distances)
+    def _judge_all(self, step: Step, distances: Reading, over: tuple[int, ...]) -> None:
+        numbers = self._cache.read_back(distances.numbers())
         for (index, block), number, steps in zip(self._blocks.items(), numbers, over, strict=True):
             difference = expected(number, steps, step.index - block.reference_at)
             self.verdicts[index] = block.rule.judge(difference)

@@ -11,14 +11,22 @@ GUARD = 1e-6
 """The least denominator of a relative distance, against an all-zero reference."""
 
 
+def mean_abs(tensor: torch.Tensor) -> torch.Tensor:
+    """``mean |x|`` of each row: ``[..., N]`` -> ``[...]`` in fp32, summed in fp32 whatever the dtype, in one pass."""
+    import torch
+
+    numbers = tensor.float() if tensor.dtype is torch.float64 else tensor
+    size: torch.Tensor = torch.linalg.vector_norm(numbers, ord=1, dim=-1, dtype=torch.float32)
+    return size / numbers.shape[-1]
+
+
 def relative_l1(current: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
     """``mean |current - older| / mean |older|`` of each sample: ``[B, ...]`` twice -> ``[B]`` in fp32.
 
     Differences are taken in fp32 whatever the dtype. Nothing is read back from the device.
     """
-    before = older.float().flatten(1)
-    change = (current.float().flatten(1) - before).abs().mean(dim=1)
-    return change / before.abs().mean(dim=1).clamp_min(GUARD)
+    before = older.flatten(1)
+    return mean_abs(current.float().flatten(1) - before) / mean_abs(before).clamp_min(GUARD)
 
 
 def worst(distances: torch.Tensor) -> float:
@@ -27,3 +35,30 @@ def worst(distances: torch.Tensor) -> float:
     A batch is decided by its worst sample, so that no request is skipped because its neighbours stand still.
     """
     return float(distances.max())
+
+
+class Reading:
+    """Numbers on their way from the device to the host, for a rule that needs them at a later call.
+
+    The copy is queued at once. `numbers` waits for it alone, and not for what was queued since: a device that has work
+    does not run dry.
+    """
+
+    __slots__ = ("_copied", "_event")
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        import torch
+
+        self._event: torch.cuda.Event | None = None
+        self._copied = numbers.detach()
+        if numbers.is_cuda:
+            self._copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._copied.copy_(numbers.detach(), non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def numbers(self) -> torch.Tensor:
+        """On the host, with the shape and dtype of what was read."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copied
