@@ -3,8 +3,9 @@
     python tests/bench/bench_cache_overhead.py [--json FILE]
 
 On tiny-wan. Single steps are timed (two forwards and the sampler, from one callback to the next), all subjects in
-turns, whose order shifts by one each time, and the quickest of each step counts; what a session costs once per request is not in it (bench_session.py has
-that). The stock pipeline is there twice: the second row says how far the machine itself can be trusted.
+turns, whose order shifts by one each time, and the quickest of each step counts; what a session costs once per request
+is not in it (bench_session.py has that). The stock pipeline is there twice: the second row says how far the machine
+itself can be trusted.
 """
 
 from __future__ import annotations

@@ -40,8 +40,12 @@ def check(provider, q, k, v, mask, reference, relative_error, most):
 @pytest.mark.parametrize("name", MOST)
 def test_error(name, dtype, lengths, inputs, reference, relative_error):
     q, k, v = inputs(*lengths, size=128, dtype=dtype, device="cuda")
-    kept = k.clone()
-    check(opened(name, dtype=dtype), q, k, v, None, reference, relative_error, MOST[name])
+    kept, provider = k.clone(), opened(name, dtype=dtype)
+    if name == "sage1" and lengths[1] % 64 and "1.0" in provider.evidence()["package"]:
+        with pytest.raises(Ineligible, match="not there"):
+            provider.attend(q, k, v, None)
+        return
+    check(provider, q, k, v, None, reference, relative_error, MOST[name])
     assert torch.equal(k, kept)
 
 

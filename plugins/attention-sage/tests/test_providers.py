@@ -91,7 +91,7 @@ IDS = ["sage1 of 1.x", "sage1 of 2.x", "sage2", "sage3"]
 def test_layout_scale_and_result(make, line, called, packages, on, inputs, reference, relative_error):
     on(*BLACKWELL)
     getattr(packages, line)()
-    q, k, v = inputs(size=128)
+    q, k, v = inputs(lk=64, size=128)
     kept = k.clone()
     out = make().attend(q, k, v, None)
     assert relative_error(out, reference(q, k, v)) <= 2e-3
@@ -104,7 +104,7 @@ def test_layout_scale_and_result(make, line, called, packages, on, inputs, refer
 def test_grouped_heads(make, line, called, packages, on, inputs, reference, relative_error):
     on(*BLACKWELL)
     getattr(packages, line)()
-    q, k, v = inputs(heads=8, key_heads=2)
+    q, k, v = inputs(lk=64, heads=8, key_heads=2)
     kept = k.clone()
     assert relative_error(make().attend(q, k, v, None), reference(q, k, v)) <= 2e-3
     assert packages.calls[0][2].shape[2] == 2, "no key head is repeated"
@@ -128,7 +128,7 @@ def test_values_that_are_not_finite_refuse_such_calls_from_then_on(make, line, c
     provider = make()
     for _ in range(2):
         with pytest.raises(Ineligible, match="gave non-finite values"):
-            provider.attend(*inputs(), None)
+            provider.attend(*inputs(lk=64), None)
         provider.end()
     assert len(packages.calls) == 1
 
@@ -137,9 +137,24 @@ def test_the_first_line_smooths_a_copy_to_the_same_bits(packages, on, inputs):
     """What the package would do to the caller's keys in place."""
     on(*HOPPER)
     packages.first_line()
-    q, k, v = inputs()
+    q, k, v = inputs(lk=64)
     ours = Sage1().attend(q, k, v, None)
     assert torch.equal(ours, packages.of_1(q, k.clone(), v, tensor_layout="NHD", sm_scale=64**-0.5))
+
+
+@pytest.mark.parametrize(("keys", "absent"), [(77, "51"), (1001, "23"), (63, "1")])
+def test_the_first_line_refuses_where_keys_that_are_not_there_would_weigh(keys, absent, packages, on, inputs):
+    on(*HOPPER)
+    packages.first_line()
+    with pytest.raises(Ineligible, match=f"with {keys} keys, {absent} that are not there"):
+        Sage1().attend(*inputs(lk=keys), None)
+
+
+@pytest.mark.parametrize("keys", [64, 512, 27280, 32760])
+def test_a_last_block_that_is_nearly_full_or_one_of_very_many_is_taken(keys):
+    from wf_plugin_attention_sage.sage import refuse_absent_keys
+
+    refuse_absent_keys(keys)
 
 
 def test_sage2_does_not_take_the_first_line_for_itself(packages, on, inputs):

@@ -21,6 +21,9 @@ from wf_lib_attention.packages import function_of, keywords, only, parameters_of
 
 _ARCHITECTURES_2 = ((8, 0), (8, 6), (8, 9), (9, 0), (12, 0), (12, 1))
 _TRITON = "sageattn_qk_int8_pv_fp16_triton"
+_BLOCK = 64
+_MOST_ABSENT = 5e-3
+"""The most of a softmax that keys may get which are not there; what 8-bit scores cost is more than twice this."""
 
 
 class SageProvider(PackageProvider):
@@ -41,6 +44,10 @@ class Sage1(SageProvider):
 
     That of 1.x takes the mean off the keys in place. Here it is taken off a copy beforehand, by the same operation, and
     the package is told not to: same result, and the caller's keys stay as they are.
+
+    The kernel of 1.x takes keys in blocks of 64 and gives the ones that the last block lacks a score of 0 instead of
+    none. Without their mean the scores of the keys average 0, so that the n absent among N get at most n / (N + n) of
+    the weight: a call where that is more than 0.5 % is refused.
     """
 
     limits = Limits(
@@ -58,6 +65,7 @@ class Sage1(SageProvider):
             triton = function_of(self.module, _TRITON)
             return partial(_attend, triton, self.given(triton, call)), (f"{_TRITON} of the 2.x package",)
         require_keyword(function, "smooth_k", "sageattention.sageattn")
+        refuse_absent_keys(call.lengths[1])
         given = {**self.given(function, call), "smooth_k": False}
         return partial(_attend_smoothed, function, given), ("mean taken off a copy of the keys",)
 
@@ -81,6 +89,17 @@ class Sage2(SageProvider):
                 "the sageattention that is imported is of the 1.x line, whose only kernel is sage1's"
             )
         return partial(_attend, function, self.given(function, call)), ()
+
+
+def refuse_absent_keys(keys: int) -> None:
+    """Raises Ineligible where the kernel of 1.x would count too many keys that are not there."""
+    absent = -keys % _BLOCK
+    share = absent / (keys + absent)
+    if share > _MOST_ABSENT:
+        raise Ineligible(
+            f"the kernel of sageattention 1.x counts keys up to a multiple of {_BLOCK}: with {keys} keys, {absent} that "
+            f"are not there could get {share:.1%} of the weight, more than {_MOST_ABSENT:.1%}"
+        )
 
 
 def is_second_line(function: Callable[..., Any]) -> bool:

@@ -29,8 +29,7 @@ class Operator:
 
     ``bind(call, scale)`` gives the kernel in BHLD; no scale means ``D ** -0.5``, the operator's own default.
     ``multiple`` is what D is padded to, by dtype size; ``aligned`` says that strides and offsets must be multiples of
-    16 bytes; ``packed`` that inputs must be contiguous;
-    ``groups`` says how fewer key heads are served: "own" by the operator, else "view" or "copy".
+    16 bytes; ``groups`` says how fewer key heads are served: "own" by the operator, else "view" or "copy".
     ``zeroes`` says that rows without any key come out as zeros; ``blocked`` is the bias of a pair that does not attend.
     """
 
@@ -41,7 +40,6 @@ class Operator:
     multiple: dict[int, int] | None = None
     dense_last: bool = True
     aligned: bool = False
-    packed: bool = False
     groups: str = "own"
     zeroes: bool = True
     blocked: float = -torch.inf
@@ -204,7 +202,7 @@ CUDNN = Operator(
     _cudnn_why_not,
     _bind_cudnn,
     multiple={2: 8},
-    packed=True,
+    aligned=True,
     groups="copy",
     zeroes=False,
     blocked=-65504.0,

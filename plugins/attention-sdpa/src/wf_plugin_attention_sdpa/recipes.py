@@ -80,8 +80,6 @@ def _with_layout(kernel: Kernel, operator: Operator, call: Call, steps: list[str
 
 
 def _layout_reason(operator: Operator, call: Call) -> str:
-    if operator.packed:
-        return "the operator ignores strides"
     if operator.dense_last and not call.dense_last:
         return "the head axis has a stride"
     if operator.aligned and not _padding(operator, call):
