@@ -97,8 +97,8 @@ def refuse_absent_keys(keys: int) -> None:
     share = absent / (keys + absent)
     if share > _MOST_ABSENT:
         raise Ineligible(
-            f"the kernel of sageattention 1.x counts keys up to a multiple of {_BLOCK}: with {keys} keys, {absent} that "
-            f"are not there could get {share:.1%} of the weight, more than {_MOST_ABSENT:.1%}"
+            f"the kernel of sageattention 1.x counts keys up to a multiple of {_BLOCK}: with {keys} keys, {absent} "
+            f"that are not there could get {share:.1%} of the weight, more than {_MOST_ABSENT:.1%}"
         )
 
 
