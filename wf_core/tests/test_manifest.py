@@ -159,6 +159,7 @@ def test_a_plugin_may_bring_effects_and_rules_of_its_own(tmp_path: Path) -> None
         (HEAD + FEATURE + 'stagee = "cache"\n', "did you mean stage"),
         (HEAD + FEATURE + 'stage = "cach"\n', "did you mean cache"),
         (HEAD + FEATURE + 'seams = ["atention"]\n', "did you mean attention"),
+        (HEAD + FEATURE + 'seams = ["rope"]\noptional_seams = ["stack"]\n', "not among its seams"),
         (HEAD + FEATURE + 'effects = ["host-stat"]\n', "did you mean host-state"),
         (HEAD + FEATURE + 'effects = ["melts"]\n', "introduce it in"),
         (HEAD + FEATURE + 'effects = ["occupies-ranks"]\n', "carries 1 numbers"),

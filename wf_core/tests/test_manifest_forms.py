@@ -70,6 +70,13 @@ def test_what_is_known_of_a_family_and_of_a_model(tmp_path: Path) -> None:
     assert family.facts["model.lossy_attention"] == FactSource(
         by_variant=FrozenMap({"toy": 1, "toy-vace": 2})
     )
+    listed = FAMILY_MANIFEST.replace("{ value = true }", '["transformer.a", "vae.b"]')
+    family = load(tmp_path, listed).family
+    assert family is not None
+    assert family.facts["model.lossy_attention"].parts == (
+        FactSource("transformer", "a"),
+        FactSource("vae", "b"),
+    )
     more = (
         'dtype = "bfloat16"\nparameters = 1_000\nmodules = ["blocks"]\n'
         '[model.profile.config.transformer]\nclass = "T"\nnum_layers = 3\n[model.profile.config.pipeline]\nx = 1\n'
@@ -181,6 +188,9 @@ def test_a_rule_over_numbers(tmp_path: Path) -> None:
         # family and models
         (FAMILY_MANIFEST.replace("[family]\n", '[family]\nstate = "later"\n'), '"unavailable: REASON"'),
         (FAMILY_MANIFEST.replace("{ value = true }", "{ by_variant = 5 }"), "{value} or {by_variant}"),
+        (FAMILY_MANIFEST.replace("{ value = true }", "[]"), "a list of these"),
+        (FAMILY_MANIFEST.replace("{ value = true }", '["transformer.a", 1]'), "a list of these"),
+        (FAMILY_MANIFEST.replace("{ value = true }", '["transformer"]'), "a component and a key"),
         (
             FAMILY_MANIFEST.replace("{ value = true }", "{ by_variant = { toi = 5 } }"),
             "model.lossy_attention names an unknown variant 'toi'; did you mean toy",

@@ -169,6 +169,19 @@ def test_what_has_no_files_here_cannot_be_loaded(host: Host, name: str, words: s
 # --- families -------------------------------------------------------------------------------------------------------
 
 
+def test_a_fact_may_be_several_numbers_of_a_config(site: Site, toy_checkpoint: Path) -> None:
+    site.family()
+    path = site.folder / "toyplug_toy" / "wf-plugin.toml"
+    text = path.read_text()
+    keys = ("transformer.num_layers", "transformer.num_layers")
+    for parts, wanted in ((keys, True), ((*keys, "transformer.absent"), False)):
+        added = f'[family.facts]\n"model.shape" = {list(parts)}\n'
+        path.write_text(text.replace("[family.facts]\n", added))
+        facts = Host.discover([str(site.folder)]).facts(toy_checkpoint)
+        layers = facts.get("model.layers")
+        assert facts.get("model.shape") == ((layers, layers) if wanted else None)
+
+
 def test_a_fact_may_be_another_for_each_variant(site: Site, toy_checkpoint: Path) -> None:
     site.family()
     path = site.folder / "toyplug_toy" / "wf-plugin.toml"

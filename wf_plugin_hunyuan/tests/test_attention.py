@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers.models.transformers import transformer_hunyuan_video15
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wf_core.api import AttentionProvider, Ineligible, Site
 from wf_core.testing import Run
-from wf_plugin_hunyuan import open_root, text
+from wf_plugin_hunyuan import open_attention, open_root, text
 
 KINDS = ("t2v", "concat", "replace", "1.5", "1.5-image")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -123,11 +124,51 @@ def test_text_without_any_valid_token(kind: str, tiny: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["1.5", "1.5-image"])
-def test_open_projections_of_1_5_are_right(kind: str, dtype: torch.dtype, tiny: SimpleNamespace) -> None:
+def test_open_projections_and_norms_of_1_5_are_right(
+    kind: str, dtype: torch.dtype, tiny: SimpleNamespace
+) -> None:
     model, call = tiny.model(kind, dtype), tiny.call(kind, dtype, (5, 8))
-    opened = tiny.open(model, "qkv")
+    opened = tiny.open(model, "qkv", "rope")
     close_to_stock(opened.once(call), model(**call)[0])
-    assert [shapes[1] for _, shapes in opened.seen.calls] == [(2, TOKENS, 32)] * 3
+    assert [shapes[1] for _, shapes in opened.seen.of("qkv")] == [(2, TOKENS, 32)] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_attended_to_on_1_5_is_the_stocks_to_the_bit(
+    dtype: torch.dtype, tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Query, key and value of the first block; only the padded text tokens are not there."""
+    given: dict[Any, list[Any]] = {}
+    for module in (transformer_hunyuan_video15, open_attention):
+        own = module.dispatch_attention_fn
+
+        def note(*three: torch.Tensor, own: Any = own, of: Any = module, **rest: Any) -> Any:
+            given.setdefault(of, []).append(three)
+            return own(*three, **rest)
+
+        monkeypatch.setattr(module, "dispatch_attention_fn", note)
+    model, call = tiny.model("1.5-image", dtype), tiny.call("1.5-image", dtype)
+    model(**call)
+    tiny.open(model, "rope").once(call)
+    stock, ours = given[transformer_hunyuan_video15][0], given[open_attention][0]
+    kept = TOKENS + VALID["1.5-image"]
+    assert [tensor.shape[1] for tensor in (*stock, *ours)] == [TOKENS + PADDED["1.5-image"]] * 3 + [kept] * 3
+    assert all(torch.equal(a[:, :kept], b) for a, b in zip(stock, ours, strict=True))
+
+
+@pytest.mark.parametrize("norm", [None, "layer_norm"])
+def test_a_model_with_other_norms_of_query_and_key(norm: str | None, tiny: SimpleNamespace) -> None:
+    """Where there are none, handlers of ``rope`` are given norms all the same, which do nothing."""
+    model, call = tiny.model("t2v", qk_norm=norm), tiny.call("t2v", valid=(5, 8))
+    norms: list[Any] = []
+
+    def watch(inner: Any, site: Site, query: torch.Tensor, key: torch.Tensor, *rest: Any) -> Any:
+        norms.extend(rest[0])
+        return inner(query, key, *rest)
+
+    out = tiny.open(model, claims={"rope": watch}).once(call)
+    assert torch.equal(out, model(**call)[0])
+    assert {callable(found) for found in norms} == {True}
 
 
 class Pairs(TorchDispatchMode):

@@ -14,7 +14,8 @@ import torch
 LEVELS = {
     "nothing": (),
     "root": ("guidance", "denoiser", "stack", "block", "modulation"),
-    "attention": ("attention", "qkv"),
+    "block": ("branch", "feed_forward", "norm_modulate", "gated_residual"),
+    "attention": ("attention", "qkv", "rope"),
     "linear": ("linear",),
     "vae": ("vae.decode", "vae.encode"),
 }
@@ -43,7 +44,7 @@ def watch(opened: Any) -> list[weakref.ref[Any]]:
             parts = (
                 module,
                 getattr(module, "processor", None),
-                *map(module.__dict__.get, ("_wf", "_wf_memory")),
+                *map(module.__dict__.get, ("_wf", "_wf_memory", "forward")),
             )
             watched += [weakref.ref(part) for part in parts if part is not None]
     return watched
@@ -54,7 +55,8 @@ def alive(watched: list[weakref.ref[Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "level"), [("t2v", "nothing"), ("t2v", "root"), ("t2v", "all"), ("1.5", "all")]
+    ("kind", "level"),
+    [("t2v", "nothing"), ("t2v", "root"), ("t2v", "block"), ("t2v", "all"), ("1.5", "all")],
 )
 def test_the_copy_goes_without_the_garbage_collector(
     kind: str, level: str, tiny: SimpleNamespace, no_collector: None

@@ -11,16 +11,22 @@ from torch import nn
 from wf_plugin_hunyuan import source
 from wf_plugin_hunyuan.family import HunyuanFamily
 
-ROOT, ATTENTION = set(source.SEAMS_OF_ROOT), set(source.SEAMS_OF_ATTENTION)
+ROOT, BLOCK, ATTENTION = (
+    set(seams) for seams in (source.SEAMS_OF_ROOT, source.SEAMS_OF_BLOCK, source.SEAMS_OF_ATTENTION)
+)
 SEAMS_OF = {
     ("t2v", "HunyuanVideoTransformer3DModel"): ROOT | ATTENTION,
-    ("t2v", "HunyuanVideoTransformerBlock"): ATTENTION,
-    ("t2v", "HunyuanVideoSingleTransformerBlock"): ATTENTION,
+    ("t2v", "HunyuanVideoTransformerBlock"): BLOCK | ATTENTION,
+    ("t2v", "HunyuanVideoSingleTransformerBlock"): BLOCK | ATTENTION,
     ("t2v", "HunyuanVideoAttnProcessor2_0"): ATTENTION,
-    ("replace", "HunyuanVideoTokenReplaceTransformerBlock"): ATTENTION,
-    ("replace", "HunyuanVideoTokenReplaceSingleTransformerBlock"): ATTENTION,
+    ("replace", "HunyuanVideoTokenReplaceTransformerBlock"): BLOCK | ATTENTION,
+    ("replace", "HunyuanVideoTokenReplaceSingleTransformerBlock"): BLOCK | ATTENTION,
+    ("t2v", "AdaLayerNormZero"): BLOCK,
+    ("t2v", "AdaLayerNormZeroSingle"): BLOCK,
+    ("replace", "HunyuanVideoTokenReplaceAdaLayerNormZero"): BLOCK,
+    ("replace", "HunyuanVideoTokenReplaceAdaLayerNormZeroSingle"): BLOCK,
     ("1.5", "HunyuanVideo15Transformer3DModel"): ROOT | ATTENTION,
-    ("1.5", "HunyuanVideo15TransformerBlock"): ATTENTION,
+    ("1.5", "HunyuanVideo15TransformerBlock"): BLOCK | ATTENTION,
     ("1.5", "HunyuanVideo15AttnProcessor2_0"): ATTENTION,
 }
 
@@ -57,8 +63,14 @@ def test_a_foreign_processor_or_block_is_named(tiny: SimpleNamespace) -> None:
     reasons = of_transformer(tiny, model)
     assert set(reasons) == ATTENTION
     assert "OwnProcessor" in reasons["attention"]
+    model.single_transformer_blocks[0].norm = nn.LayerNorm(20)
+    reasons = of_transformer(tiny, model)
+    assert set(reasons) == BLOCK | ATTENTION
+    assert "LayerNorm" in reasons["norm_modulate"]
     model.single_transformer_blocks[1] = nn.Identity()
-    assert "Identity" in of_transformer(tiny, model)["attention"]
+    reasons = of_transformer(tiny, model)
+    assert "Identity" in reasons["attention"]
+    assert "Identity" in reasons["branch"]
 
 
 def test_without_a_vae_its_seams_are_unavailable(tiny: SimpleNamespace) -> None:

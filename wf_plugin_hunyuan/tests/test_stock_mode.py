@@ -37,17 +37,19 @@ def test_no_claim_leaves_stock_functions_everywhere(kind: str, tiny: SimpleNames
     assert type(model) is STOCK[kind]
 
 
-@pytest.mark.parametrize("seam", ["stack", "block", "attention", "linear", "denoiser"])
+@pytest.mark.parametrize("seam", ["stack", "block", "branch", "rope", "attention", "linear", "denoiser"])
 def test_a_claim_opens_only_its_own_level(seam: str, tiny: SimpleNamespace) -> None:
     root = tiny.open(tiny.model("t2v"), seam).components["transformer"]
     attn = root.transformer_blocks[0].attn
     opened = {
         "root": root._wf._forward is not HunyuanVideoTransformer3DModel.forward,
+        "block forward": all("forward" in block.__dict__ for block, _, _ in blocks_of(root)),
         "attention": isinstance(attn.processor, OpenProcessor),
         "linear": type(attn.to_q) is not torch.nn.Linear,
         "denoiser": root._wf._claimed,
     }
-    level = "root" if seam in ("stack", "block") else seam
+    levels = {"stack": "root", "block": "root", "branch": "block forward", "rope": "attention"}
+    level = levels.get(seam, seam)
     assert opened == {name: name == level for name in opened}
 
 

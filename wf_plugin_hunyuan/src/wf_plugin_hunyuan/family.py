@@ -18,6 +18,7 @@ from wf_lib_family.vae import install_vae
 from wf_plugin_hunyuan import calls, source
 from wf_plugin_hunyuan.modulation import time_signals
 from wf_plugin_hunyuan.open_attention import close_attention, open_attention
+from wf_plugin_hunyuan.open_block import close_block, open_blocks
 from wf_plugin_hunyuan.open_root import OpenRoot, OpenRoot15
 from wf_plugin_hunyuan.run_memory import SLOT, forget
 from wf_plugin_hunyuan.stock import ROOT, blocks_of, is_15
@@ -72,6 +73,7 @@ class HunyuanFamily(ModelFamily):
         """Cut every cycle that ``install`` made: modules refer to what the session put on them, and that to them."""
         for root in self.roots(components).values():
             for block, _, _ in blocks_of(root):
+                close_block(block)
                 close_attention(getattr(block, "attn", None))
                 close_linears(block)
             close_root(root)
@@ -87,6 +89,8 @@ def _install_root(root: Any, name: str, wiring: Wiring) -> None:
         if claimed("linear"):
             open_linears(block, wrap, path, index)
     attended = claimed(*source.SEAMS_OF_ATTENTION) and open_attention(root, wrap, always=is_15(root))
+    if claimed(*source.SEAMS_OF_BLOCK):
+        open_blocks(root, wrap)
     trims, forward = attended and _trims(root, wiring), None
     if trims or claimed(*source.SEAMS_OF_ROOT):
         kind = OpenRoot15 if is_15(root) else OpenRoot

@@ -1,8 +1,9 @@
-"""The open attention processor: those of both generations, written with the seams ``qkv`` and ``attention``.
+"""The open attention processor: those of both generations, written in the seams ``qkv``, ``rope`` and ``attention``.
 
 Shapes: L image tokens, then S text tokens; H heads, D head size. Query, key and value are ``[B, L + S, H, D]`` in the
-model's dtype, after the norms, and rotated where they are of image tokens. The mask is bool ``[B, 1, 1, L + S]``, True
-for keys that are attended to, or None.
+model's dtype, after the norms, and rotated where they are of image tokens: ``rope`` is called for the image tokens with
+the tables, two ``[L, D]`` in fp32 with interleaved pairs, and for the text tokens, role ``text``, with None. The mask
+is bool ``[B, 1, 1, L + S]``, True for keys that are attended to, or None.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from diffusers.models.embeddings import apply_rotary_emb
 from wf_lib_family.sites import Wrap
 from wf_plugin_hunyuan.stock import blocks_of
 
+Norm = Callable[[torch.Tensor], torch.Tensor]
+Tables = tuple[torch.Tensor, torch.Tensor]
+Two = tuple[torch.Tensor, torch.Tensor]
+"""Query and key ``[B, L, H * D]`` of one stream, as projected."""
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Query, key and value, ``[B, L, H * D]`` as projected, ``[B, L, H, D]`` by heads."""
 
@@ -31,6 +36,18 @@ def _project_text(attn: Any, text: torch.Tensor) -> Three:
     return attn.add_q_proj(text), attn.add_k_proj(text), attn.add_v_proj(text)
 
 
+def norm_and_rotate(
+    query: torch.Tensor, key: torch.Tensor, norms: tuple[Norm, Norm], heads: int, tables: Tables | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Splits query and key ``[B, L, H * D]`` into heads, norms each head, and rotates interleaved pairs by the tables
+    (cos, sin), if there are any.
+    """
+    query, key = norms[0](_by_heads(query, heads)), norms[1](_by_heads(key, heads))
+    if tables is None:
+        return query, key
+    return apply_rotary_emb(query, tables, sequence_dim=1), apply_rotary_emb(key, tables, sequence_dim=1)
+
+
 class OpenProcessor:
     """Stands in for one stock processor of the session's copy, and keeps its backend and parallel configuration.
 
@@ -41,14 +58,21 @@ class OpenProcessor:
         self._stock = stock
         self._attention_backend = stock._attention_backend
         self._parallel_config = stock._parallel_config
-        own = self._dispatch
-        self._attend = wrap("attention", own, role="joint", path=path, index=index)
-        self._project: Callable[..., Three] = wrap("qkv", project, role="joint", path=path, index=index)
-        self.claimed = self._attend is not own or self._project is not project
+        own, here = self._dispatch, {"path": path, "index": index}
+        self._attend = wrap("attention", own, role="joint", **here)
+        self._project: Callable[..., Three] = wrap("qkv", project, role="joint", **here)
+        self._rope = wrap("rope", norm_and_rotate, role="joint", **here)
+        self._rope_text = wrap("rope", norm_and_rotate, role="text", **here)
+        ropes = self._rope, self._rope_text
+        self.claimed = (
+            self._attend is not own
+            or self._project is not project
+            or any(rope is not norm_and_rotate for rope in ropes)
+        )
 
     def close(self) -> Any:
         """Drop the seams, which refer back to this processor; returns the stock one."""
-        del self._attend, self._project
+        del self._attend, self._project, self._rope, self._rope_text
         return self._stock
 
     def __call__(
@@ -60,8 +84,7 @@ class OpenProcessor:
         image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         text = encoder_hidden_states.shape[1]
-        streams = self._one_stream if attn.add_q_proj is None else self._two_streams
-        query, key, value = streams(attn, hidden_states, encoder_hidden_states, image_rotary_emb)
+        query, key, value = self._both(attn, hidden_states, encoder_hidden_states, image_rotary_emb)
         out = self._attend(query, key, value, attention_mask).flatten(2, 3).to(query.dtype)
         image_out, text_out = out[:, :-text], out[:, -text:]
         if getattr(attn, "to_out", None) is not None:
@@ -70,23 +93,28 @@ class OpenProcessor:
             text_out = attn.to_add_out(text_out)
         return image_out, text_out
 
-    def _two_streams(self, attn: Any, image: torch.Tensor, text: torch.Tensor, tables: Any) -> Three:
-        """Projections of their own for each stream; the image alone is rotated."""
-        query, key, value = _by_heads(attn, self._project(attn, image), (attn.norm_q, attn.norm_k))
-        rotated = _rotate(query, tables), _rotate(key, tables), value
-        norms = attn.norm_added_q, attn.norm_added_k
-        pairs = zip(rotated, _by_heads(attn, _project_text(attn, text), norms), strict=True)
-        query, key, value = (torch.cat(pair, dim=1) for pair in pairs)
-        return query, key, value
+    def _both(self, attn: Any, x: torch.Tensor, text: torch.Tensor, tables: Tables | None) -> Three:
+        """Query, key and value ``[B, L + S, H, D]`` of both streams; the image alone is rotated."""
+        own = attn.add_q_proj is not None
+        image, beside, value = self._two_streams(attn, x, text) if own else self._one_stream(attn, x, text)
+        norms = _norms(attn.norm_q, attn.norm_k)
+        norms_text = _norms(attn.norm_added_q, attn.norm_added_k) if own else norms
+        rotated = self._rope(*image, norms, attn.heads, tables)
+        normed = self._rope_text(*beside, norms_text, attn.heads, None)
+        query, key = (torch.cat(pair, dim=1) for pair in zip(rotated, normed, strict=True))
+        return query, key, _by_heads(value, attn.heads)
 
-    def _one_stream(self, attn: Any, image: torch.Tensor, text: torch.Tensor, tables: Any) -> Three:
-        """The same projections for both streams; the image alone is rotated."""
-        both, length = torch.cat([image, text], dim=1), image.shape[1]
-        query, key, value = _by_heads(attn, self._project(attn, both), (attn.norm_q, attn.norm_k))
-        query, key = (
-            torch.cat([_rotate(part[:, :length], tables), part[:, length:]], dim=1) for part in (query, key)
-        )
-        return query, key, value
+    def _two_streams(self, attn: Any, x: torch.Tensor, text: torch.Tensor) -> tuple[Two, Two, torch.Tensor]:
+        """Query and key of each stream, by projections of its own, and the value of both."""
+        query, key, value = self._project(attn, x)
+        text_query, text_key, text_value = _project_text(attn, text)
+        return (query, key), (text_query, text_key), torch.cat([value, text_value], dim=1)
+
+    def _one_stream(self, attn: Any, x: torch.Tensor, text: torch.Tensor) -> tuple[Two, Two, torch.Tensor]:
+        """Query and key of each stream, by the same projections, and the value of both."""
+        length = x.shape[1]
+        query, key, value = self._project(attn, torch.cat([x, text], dim=1))
+        return (query[:, :length], key[:, :length]), (query[:, length:], key[:, length:]), value
 
     def _dispatch(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -104,21 +132,18 @@ class OpenProcessor:
         return out
 
 
-def _by_heads(attn: Any, projected: Three, norms: tuple[Any, Any]) -> Three:
-    """Split into heads ``[B, L, H, D]``; query and key normed, where the model does."""
-    query, key, value = (
-        part.unflatten(2, (attn.heads, -1))  # type: ignore[no-untyped-call]
-        for part in projected
-    )
-    norm_q, norm_k = norms
-    return query if norm_q is None else norm_q(query), key if norm_k is None else norm_k(key), value
+def _by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """``[B, L, H * D]`` -> ``[B, L, H, D]``."""
+    return x.unflatten(2, (heads, -1))
 
 
-def _rotate(x: torch.Tensor, tables: Any) -> torch.Tensor:
-    if tables is None:
-        return x
-    rotated: torch.Tensor = apply_rotary_emb(x, tables, sequence_dim=1)
-    return rotated
+def _norms(norm_q: Norm | None, norm_k: Norm | None) -> tuple[Norm, Norm]:
+    """The norms of query and key; some models have none."""
+    return _unchanged if norm_q is None else norm_q, _unchanged if norm_k is None else norm_k
+
+
+def _unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def open_attention(root: Any, wrap: Wrap, always: bool) -> bool:

@@ -21,6 +21,12 @@ TESTED_0_42_1: dict[str, str] = {
     "HunyuanVideoTokenReplaceSingleTransformerBlock": (
         "f06a9f8c9d7093717cba36eb1e9361e207b53063aabfb2a24e66ce435b79c4cb"
     ),
+    "AdaLayerNormZero": "a3de01f0a2d7a1e7cc283ccc7dc57d77c24a58b91c32f11fb7d3418dc2758550",
+    "AdaLayerNormZeroSingle": "54a10e635dc3f541e6e9419f221ab15935f4bf98396ad8629c6c6215fff824d2",
+    "HunyuanVideoTokenReplaceAdaLayerNormZero": "a6e30943574d33d5496058dd9929afb2e0c23226db9c6e45aa687bdda17c987f",
+    "HunyuanVideoTokenReplaceAdaLayerNormZeroSingle": (
+        "a3cb3ac684c7e0903410a4afa01ca75118e6f26ee55f6fa27ddf6d82ca44b88d"
+    ),
     "HunyuanVideoAttnProcessor2_0": "3bf92d920514d8ba64e06ccd4c3a062ee634450223c41a692aebf6597d310f48",
     "HunyuanVideo15Transformer3DModel": "55099c69c6d468aedafa1f90da5e58c05c3edc1bbc3810d0e8a0121df9e6b726",
     "HunyuanVideo15TransformerBlock": "d234ba9724c969d09c2313b02c993f2426f807a76c9083d07e2983d081093b45",
@@ -31,7 +37,9 @@ TESTED = {name: frozenset({known}) for name, known in TESTED_0_42_1.items()}
 
 SEAMS_OF_ROOT = ("stack", "block", "modulation")
 """These depend on the source of the root."""
-SEAMS_OF_ATTENTION = ("attention", "qkv")
+SEAMS_OF_BLOCK = ("branch", "feed_forward", "norm_modulate", "gated_residual")
+"""These on the blocks, and on their norms, whose layers an open block calls."""
+SEAMS_OF_ATTENTION = ("attention", "qkv", "rope")
 """These on the root, which may cut the text for it, on the blocks, which must let it, and on the processors."""
 
 SOURCES = TestedSources((transformer_hunyuan_video, transformer_hunyuan_video15), TESTED)
@@ -42,8 +50,16 @@ def unavailable_in(root: Any, name: str) -> dict[str, str]:
     blocks = [block for block, _, _ in blocks_of(root)]
     processors = [getattr(getattr(block, "attn", None), "processor", None) for block in blocks]
     of_root = SOURCES.why(name, [root])
-    of_attention = (
-        of_root or SOURCES.why(f"{name} blocks", blocks) or SOURCES.why(f"{name} attention", processors)
-    )
-    reasons = {SEAMS_OF_ROOT: of_root, SEAMS_OF_ATTENTION: of_attention}
+    of_blocks = SOURCES.why(f"{name} blocks", blocks)
+    reasons = {
+        SEAMS_OF_ROOT: of_root,
+        SEAMS_OF_BLOCK: of_blocks or SOURCES.why(f"{name} norms", _norms(blocks)),
+        SEAMS_OF_ATTENTION: of_root or of_blocks or SOURCES.why(f"{name} attention", processors),
+    }
     return {seam: reason for seams, reason in reasons.items() if reason for seam in seams}
+
+
+def _norms(blocks: list[Any]) -> list[Any]:
+    """The norms of stock blocks that have layers for the modulation."""
+    names = ("norm", "norm1", "norm1_context")
+    return [norm for block in blocks for name in names if (norm := getattr(block, name, None)) is not None]

@@ -187,6 +187,12 @@ def _from_source(
         )
     if source.constant:
         return Fact(source.default, f"manifest of {family}")
+    if source.parts:
+        parts = [_from_source(name, part, components, family, variant) for part in source.parts]
+        values = [part.value for part in parts if part is not None]
+        return (
+            Fact(values, components[source.parts[0].component].source) if len(values) == len(parts) else None
+        )
     component = components.get(source.component)
     if component is None:
         return None
@@ -224,7 +230,9 @@ def _expert_weights(configs: ComponentConfigs, experts: tuple[str, ...]) -> list
 
 
 def _with_derived(facts: Facts) -> Facts:
-    """``model.patch_size`` and the pixel and frame steps that a clip must fit, where the family says enough."""
+    """What follows from other facts, where the family says enough: the pixel steps that a clip must fit, and
+    ``model.blocks``, all the blocks that a ``block`` handler sees, of one kind or of two.
+    """
     aliases = {
         "vae.spatial_factor": "vae.scale_factor_spatial",
         "vae.temporal_factor": "vae.scale_factor_temporal",
@@ -232,6 +240,9 @@ def _with_derived(facts: Facts) -> Facts:
     for name, other in aliases.items():
         if name not in facts and other in facts:
             facts = facts.with_({name: facts[other]})
+    if isinstance(layers := facts.get("model.layers"), int):
+        blocks = layers + (facts.get("model.single_layers") or 0)
+        facts = facts.with_({"model.blocks": blocks}, source=_DERIVED)
     patch, spatial = facts.get("model.patch_size"), facts.get("vae.spatial_factor")
     if not (isinstance(patch, tuple) and len(patch) == 3 and isinstance(spatial, int)):
         return facts

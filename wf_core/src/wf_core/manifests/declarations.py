@@ -98,7 +98,7 @@ class FeatureDecl:
     """One technique that a plugin offers. ``state`` is "" or a reason such as "unavailable: not implemented";
     ``example`` is the smallest request that turns it on, ``trial`` one that turns it on for a model that nobody has
     calibrated or measured (the example where it is empty), ``goals`` those that may choose it, ``sweep`` the requests
-    that ``wf compare --sweep`` tries.
+    that ``wf compare --sweep`` tries. ``optional_seams`` are those of its seams that a family need not offer.
     """
 
     name: str
@@ -109,6 +109,7 @@ class FeatureDecl:
     summary: str = ""
     slot: str = ""
     seams: tuple[str, ...] = ()
+    optional_seams: tuple[str, ...] = ()
     stage: str = ""
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -161,8 +162,8 @@ class SwitchDecl:
 
 @attrs.frozen
 class FactSource:
-    """Where a family's fact comes from: a key of a component's config, with a default, a constant, or one value for
-    each variant of the family.
+    """Where a family's fact comes from: a key of a component's config, with a default, a constant, one value for each
+    variant of the family, or several keys, ``parts``, whose values are a list.
     """
 
     component: str = ""
@@ -170,6 +171,7 @@ class FactSource:
     default: Any = None
     constant: bool = False
     by_variant: FrozenMap = EMPTY
+    parts: tuple[FactSource, ...] = ()
 
 
 @attrs.frozen

@@ -41,6 +41,7 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
         summary=row.text("summary", ""),
         slot=row.text("slot", ""),
         seams=_seams(row),
+        optional_seams=_optional_seams(row),
         stage=row.one_of("stage", STAGES, default_stage(kind)),
         before=row.texts("before"),
         after=row.texts("after"),
@@ -338,6 +339,14 @@ def _seams(row: Table) -> tuple[str, ...]:
         if seam not in SEAMS:
             row.fail(f"unknown seam {seam!r}{did_you_mean(seam, SEAMS)}")
     return seams
+
+
+def _optional_seams(row: Table) -> tuple[str, ...]:
+    optional, seams = row.texts("optional_seams"), row.texts("seams")
+    for seam in optional:
+        if seam not in seams:
+            row.fail(f"optional_seams names {seam!r}, which is not among its seams")
+    return optional
 
 
 def _families(row: Table) -> tuple[str, ...]:

@@ -149,7 +149,11 @@ def _source(facts: Table, name: str, value: Any) -> FactSource:
         return FactSource(by_variant=FrozenMap(value["by_variant"]))
     if isinstance(value, Mapping) and "from" in value and not set(value) - {"from", "default"}:
         return _from(facts, name, value["from"], freeze(value.get("default")))
-    facts.fail(f'{name} must be "component.config_key", {{from, default}}, {{value}} or {{by_variant}}')
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        return FactSource(parts=tuple(_from(facts, name, part, None) for part in value))
+    facts.fail(
+        f'{name} must be "component.config_key", a list of these, {{from, default}}, {{value}} or {{by_variant}}'
+    )
 
 
 def _from(facts: Table, name: str, path: Any, default: Any) -> FactSource:

@@ -57,7 +57,7 @@ _SEAMS = (
     Seam(
         "branch",
         "block",
-        "self-attention, cross-attention or feed-forward before its gate; args: x [B, L, D] -> [B, L, D]",
+        "an attention, a feed-forward, or both behind one gate, before it; args: x [B, L, D] -> [B, L, D]",
     ),
     Seam("attention", "branch", "args: query, key, value [B, L, H, D], mask or None -> [B, L, H, D]"),
     Seam(
@@ -83,7 +83,7 @@ _SEAMS = (
         "rope",
         "branch",
         "norm and rotation of query and key; args: query [B, Lq, H * D], key [B, Lk, H * D], (norm of query, norm of "
-        "key), H, (cos, sin) or None for a cross-attention -> query [B, Lq, H, D], key [B, Lk, H, D]",
+        "key), H, (cos, sin) or None where nothing is rotated -> query [B, Lq, H, D], key [B, Lk, H, D]",
     ),
     Seam(
         "time_embedding",

@@ -29,8 +29,9 @@ class Site:
     """Where in the model a wrapped computation stands.
 
     ``path`` is the module path below its root (``"blocks.3.attn1"``); ``role`` is ``self``, ``cross``, ``image`` or
-    ``joint`` for attention; ``self``, ``cross`` or ``ffn`` for a branch and for its norm and residual; the layer's path
-    below its block for ``linear`` (``"attn1.to_q"``); otherwise empty.
+    ``joint`` for attention; ``self``, ``cross``, ``joint`` or ``ffn`` for a branch and for its norm and residual, but
+    ``text`` for those of a text stream beside the image's; the layer's path below its block for ``linear``
+    (``"attn1.to_q"``); otherwise empty.
     """
 
     seam: str

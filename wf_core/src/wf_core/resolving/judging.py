@@ -193,7 +193,8 @@ def _usable(demand: Demand, offer: Offer, facts: Facts, catalog: Catalog) -> Ite
         reason = f"{feature} does not support the model family {family}, only {supported}."
         yield Violation("WF-M001", "forbid", reason, (*names, "family"))
     seams = catalog.family_seams(family)
-    missing = [seam for seam in offer.feature.seams if seams is not None and seam not in seams]
+    needed = [seam for seam in offer.feature.seams if seam not in offer.feature.optional_seams]
+    missing = [seam for seam in needed if seams is not None and seam not in seams]
     if missing:
         reason = f"the model family {family} does not offer {', '.join(missing)}, where {feature} works."
         yield Violation("WF-M004", "forbid", reason, (*names, "family"))
