@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from device_time import milliseconds_of
+from diffusers.models.embeddings import apply_rotary_emb
+from diffusers.models.normalization import RMSNorm
 from table import Row, show
 from torch.nn import functional as F
 
@@ -21,6 +23,7 @@ from wf_core.api import FeatureCounters
 from wf_plugin_fused_wan import feed_forward, gated_residual, norm_modulate, norm_rope
 from wf_plugin_fused_wan.dispatch import Dispatch, Kernel
 from wf_plugin_fused_wan.norm_rope import Form
+from wf_plugin_fused_wan.rope import FusedRope
 
 HEAD = 128
 SHAPES = ((32760, 1536), (27280, 3072), (8192, 5120))
@@ -167,6 +170,33 @@ def rotation(tokens: int, width: int, peak: float) -> list[Row]:
     return found
 
 
+def rotation_by_head(what: str, tokens: int, heads: int, peak: float) -> list[Row]:
+    """Query and key of one joint attention of HunyuanVideo, or of one self-attention of Cosmos."""
+    query, key = (torch.randn(1, tokens, heads * HEAD, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    norms = [RMSNorm(HEAD, eps=1e-6).to("cuda", torch.bfloat16) for _ in range(2)]
+    angles = torch.rand(tokens, HEAD // 2, device="cuda")
+    halves = what == "cosmos"
+    angles = torch.cat([angles, angles], dim=-1) if halves else angles.repeat_interleave(2, dim=-1)
+    tables = angles.cos(), angles.sin()
+    args = FusedRope(what).arguments(
+        query, key, *(norm.weight for norm in norms), (1e-6, 1e-6), heads, tables
+    )
+
+    def stock_of(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.unflatten(2, (heads, HEAD))
+        if not halves:
+            return apply_rotary_emb(norm(x), tables, sequence_dim=1)
+        return apply_rotary_emb(norm(x.transpose(1, 2)), tables, use_real_unbind_dim=-2).transpose(1, 2)
+
+    return rows(
+        f"norm_rope {what} {tokens} x {heads * HEAD}",
+        peak,
+        4 * query.nbytes + 2 * tables[0].nbytes,
+        served("rope", norm_rope, *args),
+        lambda: [stock_of(norm, x) for norm, x in zip(norms, (query, key), strict=True)],
+    )
+
+
 def product(tokens: int, width: int) -> list[Row]:
     """The first product of a feed-forward with its GELU: bound by arithmetic, so that there is no rate to give."""
     hidden = HIDDEN[width]
@@ -192,6 +222,7 @@ def main() -> None:
     found = [Row("copy of 512 MiB", peak / 1e3, "GB/s")]
     for tokens, width in SHAPES:
         found += modulation(tokens, width, peak) + rotation(tokens, width, peak) + product(tokens, width)
+    found += rotation_by_head("cosmos", 84480, 16, peak) + rotation_by_head("hunyuan", 118800, 24, peak)
     note = f"targets: {SHARE:.0%} of the rate of the copy; bfloat16; {torch.cuda.get_device_name()}"
     show("Fused kernels, one call", found, note)
 

@@ -292,7 +292,7 @@ def to(pipe: Any, dtype: torch.dtype) -> Any:
         model = getattr(pipe, name, None)
         if model is None:
             continue
-        keep = tuple(model._keep_in_fp32_modules)
+        keep = tuple(model._keep_in_fp32_modules or ())
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if not any(part in key.split(".") for part in keep):
                 tensor.data = tensor.data.to(dtype)
