@@ -319,6 +319,7 @@ def tiny() -> SimpleNamespace:
         model=build_model,
         call=build_call,
         vae=build_vae,
+        control=build_control,
         pipe=build_pipe,
         arguments=build_arguments,
         bind=bind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,3 +156,72 @@ def test_the_pipelines_own_scheduler_is_not_touched(p2: Any) -> None:
     assert {key: vars(p2.scheduler)[key] is value for key, value in before.items()} == dict.fromkeys(
         before, True
     )
+
+
+# --- one dtype --------------------------------------------------------------------------------------------------------
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def text(dtype: torch.dtype, prefix: str = "") -> dict[str, torch.Tensor]:
+    return {f"{prefix}prompt_embeds": torch.zeros(1, 8, 20, dtype=dtype)}
+
+
+def short(pipe: Any, **given: Any) -> tuple[str, ...]:
+    return plan(pipe, **{"prompt": None, **given}).problems
+
+
+@pytest.mark.parametrize("kind", ["p1", "p1-video", "p2-image", "p2", "p2.5"])
+def test_text_in_another_dtype_than_the_transformer_is_refused(kind: str, tiny: SimpleNamespace) -> None:
+    """The stock pipelines do not cast it, and fail at the first product."""
+    pipe, sizes = tiny.pipe(kind, BF16), {} if kind == "p2-image" else {"num_frames": 9}
+    assert short(pipe, **{**text(BF16), **text(BF16, "negative_"), **sizes}) == ()
+    (problem,) = short(pipe, **{**text(F32), **text(BF16, "negative_"), **sizes})
+    assert problem.startswith("the prompt is embedded in float32, and the transformer is in bfloat16")
+    (problem,) = short(pipe, **{**text(BF16), **text(F32, "negative_"), **sizes})
+    assert problem.startswith("the negative_prompt is embedded in float32")
+    assert short(pipe, **{**text(BF16), **text(F32, "negative_"), **sizes}, guidance_scale=1.0) == ()
+    with torch.autocast("cpu", BF16):
+        assert short(pipe, **text(F32), **sizes) == ()
+
+
+def test_text_that_an_encoder_will_embed_has_its_dtype(tiny: SimpleNamespace) -> None:
+    pipe = tiny.pipe("p2", BF16)
+    pipe.text_encoder = torch.nn.Linear(1, 1)
+    assert short(pipe, prompt="a red 3", num_frames=9) == (), "an encoder that has no dtype to tell is let be"
+    pipe.text_encoder = SimpleNamespace(dtype=F32)
+    assert [problem.partition(" is ")[0] for problem in short(pipe, prompt="a red 3", num_frames=9)] == [
+        "the prompt",
+        "the negative_prompt",
+    ]
+    assert short(pipe, **text(BF16), **text(BF16, "negative_"), num_frames=9) == ()
+
+
+def test_weights_in_a_form_of_their_own_take_any_text(tiny: SimpleNamespace) -> None:
+    pipe = tiny.pipe("p2", BF16, transformer=tiny.copy(tiny.model("p2", BF16)))
+    stored = torch.nn.Linear(1, 1, dtype=BF16)
+    stored.weight = torch.nn.Parameter(stored.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    for layer in (torch.nn.Identity(), stored):
+        pipe.transformer.transformer_blocks[0].attn2.to_k = layer
+        assert short(pipe, **text(F32), num_frames=9) == ()
+
+
+@pytest.mark.usefixtures("torchvision")
+@pytest.mark.parametrize("dtypes", list(itertools.product((F32, BF16), repeat=3)), ids=str)
+def test_transfer_computes_in_one_dtype_or_is_refused(
+    dtypes: tuple[torch.dtype, ...], tiny: SimpleNamespace
+) -> None:
+    """What is refused is what fails in the stock pipeline."""
+    transformer, control, vae = dtypes
+    parts = {"controlnet": tiny.control(control), "vae": tiny.vae("transfer", vae)}
+    pipe = tiny.pipe("transfer", transformer, **parts)
+    given = tiny.arguments("transfer", transformer, num_inference_steps=1, guidance_scale=1.0)
+    problems = calls.plan_call(pipe, tiny.bind(pipe, given)).problems
+    if not problems:
+        tiny.output(pipe, given)
+        return
+    with pytest.raises(RuntimeError, match="dtype"):
+        tiny.output(pipe, given)
+    (problem,) = problems
+    whose = "the control network" if control is not transformer else "the VAE encodes the controls"
+    assert problem.startswith(whose) and "leave out torch_dtype" in problem

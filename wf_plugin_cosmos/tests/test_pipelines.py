@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from wf_core.api import CallPlan, Step
+from wf_core.api import Calibrator, CallPlan, FeatureCache, Step, Technique
 
 KINDS = ("p1", "p1-video", "p2-image", "p2", "p2.5", "transfer")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -139,10 +139,37 @@ def test_chunks_follow_one_another_in_the_plan(tiny: SimpleNamespace) -> None:
     assert run.identity.sources == {"ordinal": 8}
 
 
-def test_what_is_kept_between_steps_would_reach_the_next_chunk(tiny: SimpleNamespace) -> None:
-    given = tiny.arguments("transfer", **LONG)
-    pipe, opened = tiny.open_pipe(tiny.pipe("transfer"), "stack")
-    (problem,) = opened.family.plan_call(pipe, tiny.bind(pipe, given)).problems
-    assert problem.startswith("the clip is made in 2 chunks") and "at most 5 frames" in problem
-    pipe, opened = tiny.open_pipe(tiny.pipe("transfer"), "attention")
-    assert opened.family.plan_call(pipe, tiny.bind(pipe, given)).problems == ()
+class Keeps(FeatureCache):
+    """A cache at a seam where few stand: what a technique is decides, not where it stands."""
+
+    seam = "attention"
+
+    def new_state(self, run: Any, expert: str, branch: str) -> Any:
+        raise AssertionError("nothing is run here")
+
+
+class Measures(Calibrator):
+    def observe(self, *_: Any) -> None:
+        raise AssertionError("nothing is run here")
+
+    def result(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(("part", "refused"), [(Keeps(), True), (Measures(), True), (Technique(), False)])
+def test_what_is_kept_between_steps_would_reach_the_next_chunk(
+    part: Technique, refused: bool, tiny: SimpleNamespace
+) -> None:
+    pipe, opened = tiny.open_pipe(tiny.pipe("transfer"), "denoiser", "stack", "attention")
+    opened.wiring.techniques = {"mine": part}
+
+    def problems(**sizes: Any) -> tuple[str, ...]:
+        given = tiny.bind(pipe, tiny.arguments("transfer", **sizes))
+        found: tuple[str, ...] = opened.family.plan_call(pipe, given).problems
+        return found
+
+    assert problems() == ()
+    found = problems(**LONG)
+    assert bool(found) is refused
+    assert all("in 2 chunks" in text and "what mine would keep" in text for text in found)
+    assert all("at most 5 frames" in text for text in found)

@@ -13,7 +13,7 @@ import attrs
 import pytest
 import torch
 
-from wf_core import Host, Refused
+from wf_core import BaseModified, Host, Refused
 from wf_core.testing import copy_pipeline, host_of
 
 KINDS = ("p1", "p1-video", "p2-image", "p2", "p2.5", "transfer")
@@ -265,14 +265,133 @@ def test_a_skipped_step_is_what_it_is_by_hand(kind: str, willing: Host, tiny: Si
     assert torch.equal(ours, tiny.output(by_hand, given))
 
 
+# --- several chunks ---------------------------------------------------------------------------------------------------
+
+LONG = {"controls": torch.zeros(1, 9, 3, 32, 48), "num_frames": 9}
+"""Two chunks of 5 frames, which share one."""
+
+
+@pytest.mark.parametrize(
+    ("request_", "feature"),
+    [
+        ({"static_cross_kv": True}, "static-cross-kv"),
+        ({"deterministic": True}, "deterministic"),
+        ({"attention_policy": "flash"}, "attention-policy"),
+    ],
+    ids=str,
+)
+def test_what_only_counts_calls_or_keeps_text_runs_over_several_chunks(
+    request_: dict[str, Any], feature: str, host: Host, tiny: SimpleNamespace
+) -> None:
+    pipe, given = tiny.pipe("transfer"), tiny.arguments("transfer", **LONG)
+    plain = tiny.output(pipe, given)
+    with host.session(pipe, request_) as session:
+        assert torch.equal(tiny.output(session.pipe, given), plain)
+        claim = session.report["effective"][feature]
+        assert claim["state"] == "effective"
+        assert session.report["identity"] == "ordinal"
+        assert session.report["steps"]["calls"] == {"transformer/cond": 4, "transformer/uncond": 4}
+    if feature == "static-cross-kv":  # each of the two texts once, and not once more per chunk
+        evidence = claim["evidence"]
+        assert evidence["hits"] == 3 * evidence["misses"] > 0
+
+
+def test_what_goes_by_the_steps_is_refused_over_several_chunks(host: Host, tiny: SimpleNamespace) -> None:
+    with host.session(tiny.pipe("transfer"), {"cfg_gate_step": 0.5}) as session:
+        with pytest.raises(Refused, match=r"in 2 chunks.*what cfg-gate would keep.*at most 5 frames"):
+            tiny.output(session.pipe, tiny.arguments("transfer", **LONG))
+        assert tiny.output(session.pipe, tiny.arguments("transfer", num_inference_steps=4)).isfinite().all()
+
+
+# --- the dtype of the weights -----------------------------------------------------------------------------------------
+
+
+def test_a_cast_transformer_is_refused_where_the_stock_pipeline_would_fail(
+    host: Host, tiny: SimpleNamespace
+) -> None:
+    """``torch_dtype`` casts the transformer: not the text, and not the control network of Transfer2.5."""
+    request = {"torch_dtype": "bfloat16"}
+    with host.session(tiny.pipe("transfer"), request) as session:
+        with pytest.raises(Refused, match="the control network is in float32, and the transformer is in bfl"):
+            tiny.output(session.pipe, tiny.arguments("transfer", torch.bfloat16))
+    with host.session(tiny.pipe("p2"), request) as session:
+        with pytest.raises(Refused, match="the prompt is embedded in float32"):
+            tiny.output(session.pipe, tiny.arguments("p2"))
+        ours = tiny.output(session.pipe, tiny.arguments("p2", torch.bfloat16))
+    assert torch.equal(
+        ours, tiny.output(tiny.pipe("p2", torch.bfloat16), tiny.arguments("p2", torch.bfloat16))
+    )
+
+
+# --- the safety checker -----------------------------------------------------------------------------------------------
+
+
+class Guard(torch.nn.Module):
+    """A safety checker of registered weights, which get other memory when the pipeline moves them there and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Linear(2, 2)
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    def to(self, *_: Any, **__: Any) -> Guard:
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clone()
+        return self
+
+    def check_text_safety(self, prompt: str) -> bool:
+        return True
+
+    def check_video_safety(self, frames: Any) -> Any:
+        return frames
+
+
+@pytest.mark.parametrize("kind", ["p2", "transfer"])
+def test_a_safety_checker_that_the_pipeline_moves_is_no_change_of_the_base(
+    kind: str, host: Host, tiny: SimpleNamespace
+) -> None:
+    guard = Guard()
+    pipe, given = tiny.pipe(kind, safety_checker=guard), tiny.arguments(kind)
+    before = guard.model.weight.data_ptr()
+    with host.session(pipe, {"static_cross_kv": True}, verify_contents=True) as session:
+        tiny.output(session.pipe, given)
+    assert guard.model.weight.data_ptr() != before, "it was moved"
+
+
+def tamper_weights(guard: Any) -> None:
+    guard.model.weight.data += 1
+
+
+def tamper_hooks(guard: Any) -> None:
+    guard.register_forward_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("tamper", [tamper_weights, tamper_hooks])
+def test_a_safety_checker_that_is_changed_is_a_change_of_the_base(
+    tamper: Any, host: Host, tiny: SimpleNamespace
+) -> None:
+    guard = Guard()
+    session = host.session(tiny.pipe("p2", safety_checker=guard), {}, verify_contents=True)
+    tamper(guard)
+    with pytest.raises(BaseModified, match="safety_checker"):
+        session.close()
+
+
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_seam_that_the_family_has_not_is_refused(host: Host, tiny: SimpleNamespace) -> None:
-    assert "WF-M004" in codes(host, tiny.pipe("p2"), {"fused_modulation": True})
+    [gate] = [
+        record.manifest
+        for record in host.discovery.plugins
+        if record.manifest is not None and record.name == "cache-cfg-gate"
+    ]
+    elsewhere = [attrs.evolve(feature, seams=("time_embedding",)) for feature in gate.features]
+    moved = host_of("wf_plugin_cosmos", attrs.evolve(gate, features=tuple(elsewhere)))
+    assert "WF-M004" in codes(moved, tiny.pipe("p2"), {"cfg_gate_step": 0.5})
 
 
 def test_tiling_of_predict1_is_refused(host: Host, tiny: SimpleNamespace) -> None:
     """Its stock VAE takes the switch and decodes in one piece all the same."""
     assert "WF-V003" in codes(host, tiny.pipe("p1"), {"vae_tiling": True})
-    assert "WF-V003" not in codes(host, tiny.pipe("p2"), {"vae_tiling": True})
+    host.session(tiny.pipe("p2"), {"vae_tiling": True}).close()

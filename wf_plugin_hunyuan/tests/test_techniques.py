@@ -7,12 +7,11 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import pytest
 import torch
 
 from wf_core import Host, Refused
-from wf_core.testing import fingerprint, host_of
+from wf_core.testing import fingerprint
 
 STEPS = 6
 
@@ -20,18 +19,6 @@ STEPS = 6
 @pytest.fixture(scope="module")
 def host() -> Host:
     return Host.discover()
-
-
-@pytest.fixture(scope="module")
-def for_every_family(host: Host) -> Host:
-    """The same plugins, as if every feature cache named every family: whether its code works here."""
-    manifests = [record.manifest for record in host.plugins if record.manifest]
-    return host_of(*(opened_up(m) if m.kind == "feature-cache" else m for m in manifests))
-
-
-def opened_up(manifest: Any) -> Any:
-    features = tuple(attrs.evolve(feature, families=("*",)) for feature in manifest.features)
-    return attrs.evolve(manifest, features=features)
 
 
 @pytest.fixture(scope="module")
@@ -95,63 +82,201 @@ def test_packed_projections_are_right(kind: str, host: Host, base: dict[str, Any
     torch.testing.assert_close(out, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
 
 
-CACHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "easycache": ({"threshold": 0.0, "first": 1, "last": 0}, {"threshold": 5.0}),
-    "firstblock": ({"residual_diff_threshold": 0.0, "first": 1, "last": 0}, {"residual_diff_threshold": 5.0}),
-    "dynamicblock": (
-        {"residual_diff_threshold": 0.0, "first": 1, "last": 0},
-        {"residual_diff_threshold": 5.0},
+# --- feature caches ---------------------------------------------------------------------------------------------------
+
+LINE = [1.0, 0.0]
+CACHES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
+    "teacache": ({"coefficients": LINE, "threshold": 0.0}, {"coefficients": LINE, "threshold": 10.0}, [0, 5]),
+    "custom": ({"coefficients": LINE, "threshold": 0.0}, {"coefficients": LINE, "threshold": 10.0}, [0, 5]),
+    "magcache": (
+        {"ratios": [1.0] * STEPS, "threshold": 0.0},
+        {"ratios": [1.0] * STEPS, "threshold": 1.0, "retention_ratio": 0.0},
+        [0, 3],
     ),
-    "teacache": ({"threshold": 0.0, "coefficients": [0, 0, 0, 1, 0]}, {"threshold": 5.0}),
-    "magcache": ({"threshold": 0.0, "ratios": [1.0] * 2 * STEPS}, {"threshold": 0.2}),
+    "adacache": ({"threshold": 0.0}, {"thresholds": [1.0], "rates": [2]}, [0, 1, 3, 5]),
+    "taylorseer": ({"interval": 1}, {"interval": 2, "last": 0}, [0, 2, 4]),
+    "blocktaylorseer": ({"pattern": [True]}, {"pattern": [True, False], "last": 0}, [0, 2, 4]),
+    "firstblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0]),
+    "dualblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0]),
+    "dynamicblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0, 1]),
+    "easycache": ({"threshold": 0.0, "first": 2}, {"threshold": 10.0, "first": 2}, [0, 1, 5]),
 }
-"""Options at which nothing is skipped, and what makes them skip."""
+"""Options at which nothing is skipped, at which everything is that may be, and the steps computed then."""
+OF_BLOCKS = {"first": 1, "last": 0}
+OF_PARTS = {"front_blocks": 1, "tail_blocks": 1}
+WEIGHED = {"teacache", "custom", "easycache", "adacache", "firstblock", "dualblock", "dynamicblock"}
+"""Those that look at values: they wait for the device, once a call at most."""
+
+
+def asked(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    own = {
+        **(OF_BLOCKS if "residual_diff_threshold" in options else {}),
+        **(OF_PARTS if name == "dualblock" else {}),
+    }
+    return {"feature_cache": {"algorithm": name, **own, **options}}
+
+
+def skipping(name: str) -> dict[str, Any]:
+    return asked(name, CACHES[name][1])
+
+
+@pytest.mark.parametrize("kind", ["t2v", "replace", "1.5"])
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_skips_what_it_may_and_nothing_else(
+    name: str, kind: str, host: Host, base: dict[str, Any]
+) -> None:
+    """Named branches, branches that are told by the number of the call alone, and a guider's."""
+    pipe, given, plain = base[kind]
+    dense, _, computed = CACHES[name]
+    out, _ = run(host, pipe, given, asked(name, dense))
+    assert torch.equal(out, plain)
+    out, report = run(host, pipe, given, skipping(name))
+    assert state_of(report, name) == "effective" and report["fallbacks"] == []
+    rows = report["steps"]["caches"][name]["branches"]
+    assert {branch: row["computed"] for branch, row in rows.items()} == dict.fromkeys(BRANCHES, computed)
+    seen = report["effective"][name]["evidence"]
+    assert (seen["computed"], seen["skipped"]) == (2 * len(computed), 2 * (STEPS - len(computed)))
+    assert (0 < seen.get("host_syncs", 0) <= 2 * STEPS) == (name in WEIGHED)
+    assert report["identity"] == ("ordinal" if kind == "replace" else "context-name")
+    assert 0 < float((out - plain).norm() / plain.norm()) < 0.3
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_begins_anew_after_an_abort_and_at_another_size(
+    name: str, host: Host, base: dict[str, Any]
+) -> None:
+    pipe, given, _ = base["t2v"]
+    other = {**given, "height": 48, "num_inference_steps": 4}
+    if name == "magcache":
+        other["num_inference_steps"] = STEPS
+    fresh, _ = run(host, pipe, other, skipping(name))
+    with host.session(pipe, skipping(name)) as session:
+        first = call(session.pipe, given)
+        calls = 0
+
+        def fail(*_: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                raise KeyError("stop here")
+
+        handle = session.pipe.transformer.norm_out.register_forward_pre_hook(fail)
+        with pytest.raises(KeyError):
+            call(session.pipe, given)
+        handle.remove()
+        assert session.held_bytes() == 0
+        assert torch.equal(call(session.pipe, other), fresh)
+        assert torch.equal(call(session.pipe, given), first)
+        assert session.held_bytes() == 0
+
+
+BRANCHES = ("transformer/cond", "transformer/uncond")
+TIMES = (900.0, 700.0, 500.0, 300.0, 200.0, 100.0)
+
+
+def driven(
+    session: Any, given: dict[str, Any], texts: tuple[torch.Tensor, torch.Tensor], swapped: int = -1
+) -> list[torch.Tensor]:
+    """What the transformer gives for each call of a driver that names no branch, conditional before unconditional but
+    at the step ``swapped``.
+    """
+    outs = []
+    with session.run(timesteps=TIMES, branches=2), torch.no_grad():
+        for index, time in enumerate(TIMES):
+            for text in reversed(texts) if index == swapped else texts:
+                latents = given["hidden_states"] * (1.0 - 0.05 * index)
+                now = {
+                    "hidden_states": latents,
+                    "timestep": torch.tensor([time]),
+                    "encoder_hidden_states": text,
+                }
+                outs.append(session.pipe.transformer(**{**given, **now})[0])
+    return outs
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_branches_that_nobody_names_are_kept_apart_or_computed(
+    name: str, host: Host, base: dict[str, Any], tiny: SimpleNamespace
+) -> None:
+    """No branch sees the other's tensors; where the driver changes their order, calls are computed, and told."""
+    pipe, given = base["t2v"][0], tiny.call("t2v")
+    text = given["encoder_hidden_states"]
+    texts = text, text * 0.5
+    with host.session(pipe, {}) as session:
+        dense = driven(session, given, texts, swapped=3)
+    with host.session(pipe, skipping(name)) as session:
+        outs = driven(session, given, texts)
+        assert session.report["identity"] == "ordinal"
+        others = driven(session, given, (text, text * 3.0))
+        assert all(torch.equal(a, b) for a, b in zip(outs[::2], others[::2], strict=True))
+        assert not torch.equal(outs[1], others[1])
+        mixed = driven(session, given, texts, swapped=3)
+        report = session.report
+    assert all(torch.equal(a, b) for a, b in zip(mixed[:6], outs[:6], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(mixed[6:8], dense[6:8], strict=True))
+    assert report["identity"].startswith("ambiguous")
+    assert {row["reason"][:46]: row["count"] for row in report["fallbacks"]} == {
+        "the step and branch of a call could not be tol": 2
+    }
+
+
+def test_blocks_of_both_kinds_are_counted_together(host: Host, base: dict[str, Any]) -> None:
+    """Two blocks in front and one in the tail of two and two: one is left to skip, from the first call on."""
+    pipe, given, _ = base["t2v"]
+    parts = {"residual_diff_threshold": 10.0, "front_blocks": 2}
+    _, report = run(host, pipe, given, asked("dualblock", {**parts, "tail_blocks": 1}))
+    seen = report["effective"]["dualblock"]["evidence"]
+    assert (seen["blocks_computed"], seen["blocks_skipped"]) == (2 * 4 + 10 * 3, 10)
+    with pytest.raises(Refused, match="the last 2 of 4 blocks run at every step"):
+        run(host, pipe, given, asked("dualblock", {**parts, "tail_blocks": 2}))
+
+
+def test_a_model_without_blocks_to_skip_is_refused(host: Host, tiny: SimpleNamespace) -> None:
+    pipe = tiny.pipe("t2v", transformer=tiny.model("t2v", num_layers=1, num_single_layers=0))
+    with (
+        host.session(pipe, skipping("firstblock")) as session,
+        pytest.raises(Refused, match="leave none to skip"),
+    ):
+        call(session.pipe, tiny.arguments("t2v"))
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("request_", "code"),
     [
-        *((name, "t2v") for name in CACHES),
-        ("firstblock", "replace"),
-        ("firstblock", "1.5"),
-        ("easycache", "1.5"),
+        ({"cfg_gate_step": 0.5}, "WF-M001"),
+        ({"teacache": True}, "WF-K001"),
+        ({"magcache": True}, "WF-K010"),
+        ({"feature_cache": {"algorithm": "teacache", "coefficients": LINE, "signal": "e"}}, "WF-K005"),
+        ({"feature_cache": {"algorithm": "custom", "coefficients": LINE, "signal": "e0"}}, "WF-K044"),
+        ({"feature_cache": {"algorithm": "firstblock"}}, "WF-K050"),
     ],
 )
-def test_feature_caches_work_at_the_seams(
-    name: str, kind: str, for_every_family: Host, base: dict[str, Any]
+def test_what_would_be_wrong_here_is_refused(
+    request_: dict[str, Any], code: str, host: Host, base: dict[str, Any]
 ) -> None:
-    """At a threshold of 0 the clip is the plain one to the bit; above it steps are skipped, and the clip is near it."""
-    pipe, given, plain = base[kind]
-    dense, more = CACHES[name]
-    out, _ = run(for_every_family, pipe, given, {"feature_cache": {"algorithm": name, **dense}})
-    assert torch.equal(out, plain)
-    skipping = {"feature_cache": {"algorithm": name, **dense, **more}}
-    out, report = run(for_every_family, pipe, given, skipping)
-    assert state_of(report, name) == "effective"
-    assert report["effective"][name]["evidence"]["skipped"] > 0
-    assert not torch.equal(out, plain)
-    assert float((out - plain).norm() / plain.norm()) < 0.3
-
-
-@pytest.mark.parametrize("name", [*CACHES, "taylorseer"])
-def test_as_declared_a_cache_runs_or_is_refused_with_a_code(
-    name: str, host: Host, base: dict[str, Any]
-) -> None:
-    pipe, given, plain = base["t2v"]
-    request = {"feature_cache": {"algorithm": name, **CACHES.get(name, ({}, {}))[0]}}
-    try:
-        out, _ = run(host, pipe, given, request)
-    except Refused as refused:
-        found = {violation.code for violation in refused.refusal.violations}
-        assert found == {"WF-M001"}, "the plugin does not name this family, and that is all"
-    else:
-        assert torch.isfinite(out).all()
-
-
-def test_seams_that_are_not_there_are_refused(for_every_family: Host, base: dict[str, Any]) -> None:
     pipe, given, _ = base["t2v"]
-    for name in ("adacache", "blocktaylorseer"):
-        assert "WF-M004" in codes(for_every_family, pipe, given, {"feature_cache": {"algorithm": name}})
+    assert code in codes(host, pipe, given, request_)
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "name"),
+    [
+        ("hunyuanvideo", "preset hunyuanvideo.block0", "teacache"),
+        ("hunyuanvideo-1.5-t2v-480p", "preset hunyuanvideo-1.5-t2v-480p.block0", "custom"),
+        ("hunyuanvideo", "preset hunyuanvideo-720p", "magcache"),
+        ("hunyuanvideo-1.5-i2v-480p", "preset hunyuanvideo-1.5-i2v-480p", "magcache"),
+    ],
+)
+def test_published_numbers_are_known_by_the_models_name(
+    model: str, source: str, name: str, host: Host, base: dict[str, Any]
+) -> None:
+    plan = host.resolve(model, {"feature_cache": name}, device="h200")
+    assert [feature.name for feature in plan.features] == [name]
+    pipe, given, _ = base["t2v"]
+    known = {"model.id": model}
+    with host.session(pipe, {"feature_cache": name}, facts=known) as session:
+        call(session.pipe, given)
+        assert session.report["effective"][name]["evidence"]["source"] == source
 
 
 # --- sessions through the host --------------------------------------------------------------------------------------

@@ -47,9 +47,9 @@ def test_the_threshold_must_be_given(manifest, name):
 
 
 def test_dualblock_needs_blocks_that_it_could_skip(manifest):
-    given = {"residual_diff_threshold": 0.08}
-    assert set(unmet(manifest, "dualblock", given, model_layers=4)) == {"WF-K051"}
-    assert unmet(manifest, "dualblock", {**given, "front_blocks": 1, "tail_blocks": 1}, model_layers=4) == []
+    given, wan = {"residual_diff_threshold": 0.08}, {"model_layers": 4, "model_family": "wan"}
+    assert set(unmet(manifest, "dualblock", given, **wan)) == {"WF-K051"}
+    assert unmet(manifest, "dualblock", {**given, "front_blocks": 1, "tail_blocks": 1}, **wan) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -195,8 +195,8 @@ def test_on_trained_weights_alone_and_beside_teacache(host):
     def arguments():
         return {
             "prompt": "a red 3 moving left",
-            "height": 128,
-            "width": 128,
+            "height": 64,
+            "width": 64,
             "num_frames": 5,
             "num_inference_steps": 10,
             "guidance_scale": 3.0,
@@ -217,5 +217,5 @@ def test_on_trained_weights_alone_and_beside_teacache(host):
     assert late >= BOUNDS[1] and BOUNDS[2] <= both < late, found
 
 
-BOUNDS = (26.0, 33.0, 28.0)
-"""Decibels: the gate at half, at 0.8, and at 0.8 beside TeaCache; 28.4, 35.3 and 30.3 were measured."""
+BOUNDS = (26.0, 42.0, 29.5)
+"""Decibels: the gate at half, at 0.8, and at 0.8 beside TeaCache; 28.5, 44.5 and 32.0 were measured."""

@@ -26,8 +26,15 @@ def unmet(manifest, name, options, **facts):
     return [c.code for c in feature.conditions if c.judge(known, given, manifest.tables).state == "unmet"]
 
 
-def effects(manifest, name):
-    return {str(rule.effect) for rule in manifest.feature(name).effects}
+def effects(manifest, name, family):
+    """Those on a pipeline of a family."""
+    known = Facts.of({"model.family": family, "pipeline.class": "SomePipeline"}, "test")
+    rules = manifest.feature(name).effects
+    return {
+        str(rule.effect)
+        for rule in rules
+        if rule.when is None or rule.when.judge(known, {}, manifest.tables).state == "met"
+    }
 
 
 def test_it_is_selected_and_has_no_key_of_its_own(manifest):
@@ -55,6 +62,23 @@ def test_a_signal_without_a_polynomial_and_two_polynomials_are_refused(manifest)
     assert unmet(manifest, "custom", both, model_id="wan2.1-t2v-1.3b") == ["WF-K043"]
 
 
-def test_all_ranks_decide_alike(manifest):
-    assert {"rank-uniform-decision", "ranks-checked"} <= effects(manifest, "custom")
-    assert "rank-local-decision" not in effects(manifest, "custom")
+def test_all_ranks_decide_alike_from_the_time_embedding_and_not_from_the_latent(manifest):
+    wan = effects(manifest, "custom", "wan")
+    assert {"rank-uniform-decision", "ranks-checked"} <= wan
+    assert not {"rank-local-decision", "host-sync@stack"} & wan
+    another = effects(manifest, "custom", "another")
+    assert "rank-uniform-decision" in another and "ranks-checked" not in another
+    for family in ("hunyuan", "cosmos"):
+        found = effects(manifest, "custom", family)
+        assert {"rank-local-decision", "host-sync@stack"} <= found
+        assert not {"rank-uniform-decision", "ranks-checked"} & found
+
+
+def test_each_family_has_its_signals(manifest):
+    given = {"coefficients": (1.0,)}
+    for family, signals in {"wan": ("e", "e0"), "hunyuan": ("block0",), "cosmos": ("block0",)}.items():
+        assert unmet(manifest, "custom", given, model_id="own", model_family=family) == []
+        for signal in ("e", "e0", "block0"):
+            expected = [] if signal in signals else ["WF-K044"]
+            asked = {**given, "signal": signal}
+            assert unmet(manifest, "custom", asked, model_id="own", model_family=family) == expected

@@ -151,8 +151,6 @@ def test_on_trained_weights(host):
     with host.session(pipe, useful) as session:
         ours = session.pipe(**arguments()).frames
         row = account(session)["transformer/cond"]
-    with host.session(pipe, NEVER) as session:
-        assert torch.equal(session.pipe(**arguments()).frames, plain)
     assert row["skipped"] and set(row["computed"]) >= {0, 1, 2, 3, 11}
     decided = {reason for step, reason in row["reasons"].items() if 4 <= int(step) < 11}
     assert decided == {"below-threshold", "threshold"}

@@ -223,10 +223,3 @@ def test_tiny_wan_with_its_own_preset(host, tiny, tiny_plain):
         assert shown["skipped"] >= 4
         assert session.report["effective"]["magcache"]["state"] == "effective"
     assert 30.0 < psnr(ours, tiny_plain) < math.inf
-
-
-def test_tiny_wan_at_a_threshold_of_zero_is_plain(host, tiny, tiny_plain):
-    with host.session(tiny, {"magcache": {"threshold": 0}}) as session:
-        assert torch.equal(session.pipe(**tiny_call()).frames, tiny_plain)
-        assert evidence_of(session).get("skipped", 0) == 0
-        assert session.report["effective"]["magcache"]["state"] == "inert"

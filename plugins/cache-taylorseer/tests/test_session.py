@@ -269,7 +269,7 @@ def test_a_run_that_cannot_fit_is_refused_before_any_model_call(host):
     with host.session(pipe, request_of("blocktaylorseer"), facts=small) as session:
         with (
             counting(session.pipe.transformer) as seen,
-            pytest.raises(Refused, match=r"3 outputs of 3 blocks"),
+            pytest.raises(Refused, match=r"9 outputs of blocks"),
         ):
             run(session.pipe, arguments)
     assert not seen
@@ -316,10 +316,3 @@ def test_tiny_wan_stays_near_the_plain_clip(host, tiny, plain, kind):
     assert claim["state"] == "effective"
     assert (claim["evidence"]["computed"], claim["evidence"]["skipped"]) == (12, 4)
     assert BOUND < psnr(ours, plain) < math.inf
-
-
-@both
-def test_tiny_wan_is_plain_when_nothing_is_skipped(host, tiny, plain, kind):
-    with host.session(tiny, request_of(kind, every=1)) as session:
-        ours = session.pipe(**ARGUMENTS, generator=torch.Generator().manual_seed(0)).frames
-    assert torch.equal(ours, plain)

@@ -202,3 +202,12 @@ def test_r2_of_a_target_that_does_not_depend_on_the_signal_is_low():
     assert fit is not None
     assert 0 <= fit.r2 < 0.1
     assert 0.2 < fit.negative_share < 0.8
+
+
+@pytest.mark.parametrize("family", ["hunyuan", "cosmos"])
+def test_a_family_that_is_judged_by_another_signal_is_refused(family):
+    known = Facts.of({"model.id": "own", "model.family": family}, "test")
+    with pytest.raises(
+        BadInput, match="measures the time signals e and e0, and this model family is judged by"
+    ):
+        calibrator(known)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
+import stock_typed
 import torch
 
 from wf_plugin_fused_wan import gate, gated_residual, norm_modulate, norm_rope
@@ -74,6 +75,8 @@ def modulation(kind, dtype):
         for how, (scale, shift, gates, at) in rows.items():
             compare(f"norm {kind} {width} {how}", norm_modulate, x, None, None, scale, shift, at, EPS)
             compare(f"residual {kind} {width} {how}", gated_residual, x, out, gates, at)
+        modulation_in(dtype, kind, x, out, one.chunk(6, dim=1)[:3], "row")
+        modulation_in(dtype, kind, x, out, [dense[:, :, i] for i in range(3)], "rows")
         affine = torch.randn(width), torch.randn(width)
         compare(f"norm {kind} {width} affine", norm_modulate, x, *affine, None, None, None, EPS)
         compare(f"norm {kind} {width} alone", norm_modulate, x, None, None, None, None, None, EPS)
@@ -87,6 +90,28 @@ def modulation(kind, dtype):
             expected, own = gated_residual.reference(x, out, gates, None), x.contiguous().clone()
             result = gated_residual.launch(own, out, gates, None, True)
             FOUND["in place"] = FOUND.get("in place", True) and result is own and torch.equal(own, expected)
+
+
+def modulation_in(dtype, kind, x, out, rows, how):
+    """Cosmos and HunyuanVideo: rows in the model's dtype, beside stock expressions with a rounding after each step."""
+    scale, shift, gates = (row.to(dtype) for row in rows)
+    norm = torch.nn.LayerNorm(x.shape[-1], eps=EPS, elementwise_affine=False)
+    wide = [tensor.double() for tensor in (x, out, scale, shift, gates)]
+    typed = {
+        "norm": (
+            norm_modulate.launch(x, None, None, scale, shift, None, EPS),
+            stock_typed.norm_modulate(norm, x, scale, shift),
+            stock_typed.norm_modulate(norm, wide[0], *wide[2:4]),
+        ),
+        "residual": (
+            gated_residual.launch(x, out, gates, None),
+            stock_typed.gated_residual(x, out, gates),
+            stock_typed.gated_residual(wide[0], wide[1], wide[4]),
+        ),
+    }
+    for name, (ours, stock, exact) in typed.items():
+        errors = [float((found.double() - exact).norm() / exact.norm()) for found in (ours, stock)]
+        FOUND.setdefault(f"typed {kind}", []).append([name, how, *errors, str(ours.dtype)])
 
 
 def rotation(kind, dtype):
@@ -108,6 +133,29 @@ def rotation(kind, dtype):
         compare(f"rope {kind} {how}", norm_rope, query, key, *weights, *tables, form)
         if how == "halves":
             compare(f"rope {kind} {how} no weight", norm_rope, query, key, None, None, *tables, form)
+
+
+def rotation_by_head(kind, dtype):
+    """HunyuanVideo and Cosmos: norms of each head that round, on slices of a tensor of image and text tokens."""
+    hunyuan, cosmos = (
+        {"per_head": True, "rounds": True},
+        {"per_head": True, "rounds": True, "pairing": "halves"},
+    )
+    forms = {
+        "hunyuan": (Form(3, (EPS, 1e-5), **hunyuan), 10),
+        "hunyuan text": (Form(3, (EPS, 1e-5), **hunyuan), 10),
+        "hunyuan published": (Form(24, (EPS, EPS), **hunyuan), 128),
+        "cosmos": (Form(2, (EPS, EPS), **cosmos), 12),
+        "cosmos no weight": (Form(2, (EPS, EPS), **cosmos), 12),
+        "cosmos fp64": (Form(2, (EPS, EPS), **cosmos, double=True), 12),
+        "cosmos published": (Form(16, (EPS, EPS), **cosmos), 128),
+    }
+    for how, (form, head) in forms.items():
+        joint = torch.randn(2, 3, 3 * form.heads * head).to(dtype).chunk(3, dim=-1)
+        query, key = (x[:, 2:] if "text" in how else x[:, :2] for x in joint[:2])
+        weights = [None if "no weight" in how else (torch.randn(head) + 1).to(dtype) for _ in range(2)]
+        tables = [None if "text" in how else table.reshape(-1, head) for table in rope_tables(form, head)]
+        compare(f"rope {kind} {how}", norm_rope, query, key, *weights, *tables, form)
 
 
 def rope_tables(form, head):
@@ -146,6 +194,7 @@ def main():
     for kind, dtype in DTYPES.items():
         modulation(kind, dtype)
         rotation(kind, dtype)
+        rotation_by_head(kind, dtype)
     technique()
     sys.stdout.write(json.dumps(FOUND))
 

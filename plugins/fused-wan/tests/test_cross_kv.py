@@ -13,7 +13,7 @@ from support import models
 from wf_core.api import Site
 from wf_core.testing import host_of
 from wf_plugin_fused_wan.cross_kv import GRADIENTS, StaticTextProducts
-from wf_plugin_fused_wan.texts import INFERENCE
+from wf_plugin_fused_wan.texts import INFERENCE, read_call
 
 REQUEST = {"static_cross_kv": True}
 
@@ -172,6 +172,27 @@ def test_what_is_not_understood_is_computed_and_counted(model, word):
     assert model.seen == {"bypasses": 2} and not list(model.technique.held_tensors())
     ((_, reason),) = model.technique.counters.reasons
     assert word in reason
+
+
+ONE, IMAGE = torch.zeros(1, 5, 4), torch.zeros(1, 2, 4)
+CONTEXTS = {
+    "a pair": ((ONE, IMAGE), (ONE, IMAGE)),
+    "a pair without an image": ((ONE, None), (ONE,)),
+    "a pair without a text": ((None, IMAGE), ()),
+    "a pair of another kind": ((ONE, "image"), ()),
+    "a list": ([ONE, IMAGE], ()),
+    "nothing": ((), ()),
+}
+
+
+@pytest.mark.parametrize("what", CONTEXTS)
+def test_text_and_image_in_one_argument(what):
+    context, expected = CONTEXTS[what]
+    control = [torch.zeros(1)]
+    arguments = {"encoder_hidden_states": context, "block_controlnet_hidden_states": control}
+    sources, settings, reason = read_call(arguments)
+    assert len(sources) == len(expected) and all(map(lambda a, b: a is b, sources, expected))
+    assert (settings, reason) == ((), "") if expected else "not a plain tensor" in reason
 
 
 def test_an_argument_that_is_none_is_no_matter(model):

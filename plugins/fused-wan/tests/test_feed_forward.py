@@ -13,7 +13,7 @@ from torch import nn
 
 from support import models
 from wf_core import Refused
-from wf_core.api import Ineligible
+from wf_core.api import Ineligible, Site
 from wf_core.testing import host_of
 from wf_plugin_fused_wan import feed_forward
 from wf_plugin_fused_wan.feed_forward import FusedGelu, activated, foreign, ineligible, reference
@@ -121,11 +121,23 @@ def test_another_feed_forward_is_refused_with_the_reason(said):
         call(ready(FusedGelu()), module, torch.randn(1, 3, 12))
 
 
-def test_stock_feed_forwards_are_found_and_not_foreign():
-    pipe, _ = models.RECIPES["i2v"]()
-    found = list(feed_forward.feed_forwards(pipe.components))
-    assert found == [block.ffn for block in pipe.transformer.blocks]
-    assert not any(foreign(module) for module in found)
+def test_stock_feed_forwards_are_not_foreign():
+    blocks = models.RECIPES["i2v"]()[0].transformer.blocks
+    assert len(blocks) > 0 and not any(foreign(block.ffn) for block in blocks)
+
+
+def test_the_feed_forwards_are_those_of_the_seams_sites():
+    """A family may have others, which are behind no seam."""
+    model, technique = models.hy(), ready(FusedGelu())
+    technique.prepare({"transformer": model, "vae": None})
+    for name in ("ff", "ff_context"):
+        assert technique.wants(Site("feed_forward", "transformer", f"transformer_blocks.1.{name}"))
+    assert not list(technique.check(None))
+    model.transformer_blocks[1].ff_context.register_forward_hook(lambda *args: None)
+    (reason,) = technique.check(None)
+    assert reason.startswith("1 of 2 feed-forwards cannot be fused: the feed-forward or its GELU has hooks")
+    technique.close()
+    assert not list(technique.check(None))
 
 
 HALF = torch.zeros(2, 3, 12, dtype=torch.bfloat16)
@@ -224,7 +236,7 @@ def test_a_clip_is_the_plain_clip_and_every_block_is_served(host, recipe):
     assert torch.equal(ours, pipe(**models.fresh(arguments)).frames)
     assert claim(session)["state"] == "effective" and not session.report["fallbacks"]
     calls = sum(session.report["steps"]["calls"].values())
-    blocks = len(list(feed_forward.feed_forwards({"transformer": pipe.transformer})))
+    blocks = sum(path.endswith(".ffn") for path, _ in pipe.transformer.named_modules())
     assert claim(session)["evidence"]["calls"] == calls * blocks
 
 

@@ -17,7 +17,8 @@ ROUNDING = 8 * 2**20
 """What the allocator may round up to."""
 WORKSPACE = 40 * 2**20
 """What cuBLASLt may take beside its operands."""
-WIDTHS = [(1536, 8960), (3072, 14336), (5120, 13824)]
+WIDTHS = [(1536, 8960), (3072, 14336), (5120, 13824), (3072, 12288), (2048, 8192)]
+"""Wan's, HunyuanVideo's, and that of HunyuanVideo-1.5."""
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
+import stock_rope
 import torch
 from torch.nn import functional as F
 
@@ -10,6 +13,7 @@ from support import models
 from wf_core import Host
 from wf_plugin_fused_wan import gate, gated_residual, norm_modulate, norm_rope
 from wf_plugin_fused_wan.norm_rope import Form
+from wf_plugin_fused_wan.rope import FusedRope
 
 pytestmark = pytest.mark.gpu
 
@@ -126,8 +130,28 @@ def test_halves_per_head_and_padding_agree_with_the_reference():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("family", "heads"), [("hunyuan", 24), ("cosmos", 16)])
+def test_a_rotation_by_head_is_no_worse_than_stock(family, heads, dtype, precision):
+    """Of image tokens beside text tokens, and the norm of either alone."""
+    joint = torch.randn(2, TOKENS + 77, 3 * heads * HEAD, device="cuda").to(dtype).chunk(3, dim=-1)
+    norms = stock_rope.norms(HEAD, dtype, device="cuda")
+    tables = stock_rope.tables(family, TOKENS, HEAD, device="cuda")
+    image, text = ([x[:, part] for x in joint[:2]] for part in (slice(0, TOKENS), slice(TOKENS, None)))
+    for pair, at in ((image, tables), (text, None), ((image[0], text[1]), None)):
+        weights = [norm.weight for norm in norms]
+        args = FusedRope(family, precision).arguments(*pair, *weights, (EPS, EPS), heads, at)
+        assert norm_rope.ineligible(*args) == ""
+        ours = norm_rope.launch(*args)
+        stock = stock_rope.norm_and_rotate(family, *pair, norms, heads, at)
+        exact = stock_rope.exactly(family, *pair, norms, heads, at)
+        for found, theirs, right in zip(ours, stock, exact, strict=True):
+            assert error(found, right) <= 1.1 * error(theirs, right)
+
+
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-"""The manifest's."""
+"""The manifest's of fused-rope, which fused-modulation keeps as well on models of Wan."""
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +177,23 @@ def test_a_session_is_effective_and_keeps_the_manifests_bound(host, recipe, dtyp
             "fused_modulation" in request and recipe == "ti2v"
         )
         assert error(ours, stock) <= BOUNDS[dtype], (request, error(ours, stock))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["cosmos", "hunyuan"])
+def test_a_session_of_another_family_is_effective_and_keeps_the_manifests_bound(host, family, dtype):
+    bench = import_module(f"wf_plugin_{family}.trial").bench()
+    pipe = models.to(bench.pipeline(), dtype).to("cuda")
+    call = models.cast({**bench.call, **bench.latent}, dtype)
+    call = {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in call.items()}
+    stock = pipe(**call, generator=torch.Generator().manual_seed(0)).frames.double()
+    with host.session(pipe, {"fused_rope": True}) as session:
+        ours = session.pipe(**call, generator=torch.Generator().manual_seed(0)).frames
+        (claim,) = session.report["effective"].values()
+        assert not session.report["fallbacks"]
+    assert claim["state"] == "effective", claim
+    assert "reference_calls" not in claim["evidence"]
+    assert error(ours, stock) <= BOUNDS[dtype], error(ours, stock)
 
 
 def test_compiled_blocks_call_the_operators(host):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import stock_typed
 import torch
 from fused_by_hand import ready
 
@@ -124,6 +125,88 @@ def test_other_sums_are_left_to_the_stock_code(x, out, gate):
     technique, marker = ready(InplaceResidual()), object()
     assert technique.handlers()["gated_residual"](lambda *args: marker, SELF, x, out, gate) is marker
     assert not technique.counters.seen and sum(technique.counters.reasons.values()) == 1
+
+
+@pytest.mark.parametrize("gate_rows", [1, L])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rows_of_the_models_dtype_are_added_in_it_as_stock_does(dtype, gate_rows):
+    technique = ready(InplaceResidual(PIECE, family="cosmos"))
+    add, x = technique.handlers()["gated_residual"], drawn(dtype)
+    gates, outs = ([torch.randn(B, n, D).to(dtype) for _ in ROLES] for n in (gate_rows, L))
+    ours, expected, before = x, x, x.clone()
+    for site, out, gate in zip((SELF, CROSS, FFN), outs, gates, strict=True):
+        ours, expected = add(no_stock, site, ours, out, gate), stock_typed.gated_residual(expected, out, gate)
+    assert torch.equal(ours, expected) and ours.dtype == dtype and torch.equal(x, before)
+    if dtype != torch.float32:  # fewer roundings would be other bits
+        once = x
+        for out, gate in zip(outs, gates, strict=True):
+            once = stock(once, out, gate.float())
+        assert not torch.equal(ours, once)
+    size, piece = x.nbytes, x.element_size() * B * D * rows_at_once(x, PIECE, dtype)
+    seen = {"fresh_adds": 1, "inplace_adds": 2, "bytes_avoided": 3 * (2 * size - piece) - size}
+    assert technique.counters.seen == seen
+
+
+def test_operands_of_several_dtypes_are_left_to_a_stock_code_that_keeps_the_widest():
+    technique, marker = ready(InplaceResidual(family="hunyuan")), object()
+    gate = torch.randn(B, 1, D)
+    assert (
+        technique.handlers()["gated_residual"](lambda *args: marker, SELF, drawn(), drawn(), gate) is marker
+    )
+    assert not technique.counters.seen and sum(technique.counters.reasons.values()) == 1
+
+
+def at(path, role, index=0):
+    return Site("gated_residual", "transformer", f"transformer_blocks.{index}.{path}", index, role)
+
+
+STREAMS = {
+    "one after the other": ("attn", "ff", "attn.to_add_out", "ff_context"),
+    "in turn": ("attn", "attn.to_add_out", "ff", "ff_context"),
+}
+
+
+@pytest.mark.parametrize("order", STREAMS)
+def test_each_stream_of_a_block_has_a_tensor_of_its_own(order):
+    """Two calls of two blocks: what the first residual of a stream is given is kept, also by a block of its own."""
+    technique = ready(InplaceResidual(family="hunyuan"))
+    add = technique.handlers()["gated_residual"]
+    given = {"": drawn(), "context": drawn()}
+    for _ in range(2):
+        for index in range(2):
+            inputs, copies = dict(given), {name: x.clone() for name, x in given.items()}
+            for path in STREAMS[order]:
+                text = path in ("attn.to_add_out", "ff_context")
+                stream, role = ("context", "text") if text else ("", "ffn" if path == "ff" else "joint")
+                x, out, gate = given[stream], drawn(), torch.randn(B, 1, D).bfloat16()
+                expected = stock_typed.gated_residual(x, out, gate)
+                given[stream] = add(no_stock, at(path, role, index), x, out, gate)
+                assert torch.equal(given[stream], expected)
+                assert (given[stream] is x) == path.startswith("ff")
+            assert all(torch.equal(inputs[name], copies[name]) for name in inputs)
+    assert technique.counters.seen["inplace_adds"] == technique.counters.seen["fresh_adds"] == 8
+
+
+def test_a_block_that_is_called_with_what_it_gave_does_not_write_over_it(add):
+    """Also one that has a single residual, and one whose tokens come in two parts."""
+    gate = torch.randn(B, 1, D)
+    for paths in (("proj_out",), ("attn1", "ff"), ("attn1", "attn1", "ff", "ff")):
+        x = drawn()
+        for _ in range(3):
+            before, kept = x, x.clone()
+            for path in paths:
+                x = add(no_stock, at(path, ""), x, drawn(), gate)
+            assert x is not before and torch.equal(before, kept)
+
+
+def test_the_other_parts_of_a_stream_do_not_end_the_block(add):
+    gate, both = torch.randn(B, 1, D), drawn()
+    parts = both[:, :9], both[:, 9:]
+    image = [add(no_stock, at("attn", "joint"), part, torch.ones_like(part), gate) for part in parts]
+    text = add(no_stock, at("attn.to_add_out", "text"), drawn(), drawn(), gate)
+    for part in image:
+        assert add(no_stock, at("ff", "ffn"), part, torch.ones_like(part), gate) is part
+    assert add(no_stock, at("ff_context", "text"), text, drawn(), gate) is text
 
 
 def test_gradients_are_refused(add):

@@ -41,10 +41,28 @@ def test_no_result_is_worse_than_the_references(found, kernel, kind):
         assert result["ours"] <= 1.1 * result["reference"] + (1e-7 if kind == "fp32" else 0.0), result
 
 
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+@pytest.mark.parametrize("family", ["hunyuan", "cosmos"])
+def test_norms_of_single_heads_are_no_worse_than_stock_at_published_sizes(found, family, kind):
+    """The reference is bit for bit the families' own code, and so many heads leave nothing to chance."""
+    for result in cases(found, "rope", kind, family, "published"):
+        assert result["ours"] <= 1.1 * result["reference"], result
+        assert result["ours"] >= 0.8 * result["reference"], "a rounding of the stock code is left out"
+
+
 @pytest.mark.parametrize("how", ["shared", "per-token", "by-index", "gate"])
 @pytest.mark.parametrize("kind", ["fp32", "fp16"])
 def test_residuals_are_equal_bit_for_bit(found, kind, how):
     assert all(result["equal"] for result in cases(found, "residual", kind, how))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+def test_rows_of_the_models_dtype_are_no_worse_than_stock(found, kind):
+    typed = found[f"typed {kind}"]
+    assert len(typed) == 2 * 2 * (3 if kind == "fp32" else 2)
+    for name, how, ours, stock, dtype in typed:
+        assert ours <= 1.1 * stock + (1e-7 if kind == "fp32" else 0.0), (name, how)
+        assert stock > 1e-9 and dtype == {"fp32": "torch.float32", "fp16": "torch.float16"}[kind]
 
 
 def test_residuals_written_over_their_input_are_the_same(found):

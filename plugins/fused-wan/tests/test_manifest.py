@@ -121,15 +121,37 @@ def test_the_fused_product_takes_half_precision_on_cuda_devices(manifest, facts,
     assert unmet(manifest, "fused-gelu", HOPPER | {"model.dtype": "bfloat16"} | facts) == codes
 
 
+@pytest.mark.parametrize(("family", "codes"), [("wan", []), ("hunyuan", []), ("cosmos", ["WF-U014"])])
+def test_the_gelu_of_cosmos_is_not_that_of_the_epilogue(manifest, family, codes):
+    assert (
+        unmet(manifest, "fused-gelu", HOPPER | {"model.dtype": "bfloat16", "model.family": family}) == codes
+    )
+    assert manifest.feature("fused-gelu").supports(family) == (not codes)
+
+
+def test_norms_and_residuals_of_all_families(manifest):
+    """The rows that tokens share are Wan's alone."""
+    for name in ("fused-modulation", "inplace-residual"):
+        assert set(manifest.feature(name).families) == {"wan", "cosmos", "hunyuan"}
+    assert manifest.feature("fused-modulation").optional_seams == ("time_embedding",)
+
+
 def test_residuals_in_place_are_outside_the_fused_ones(manifest):
     assert manifest.feature("inplace-residual").before == ("fused-modulation",)
 
 
-@pytest.mark.parametrize(("per_token", "waits"), [(True, True), (False, False)])
-def test_the_host_waits_once_for_timesteps_of_tokens(manifest, per_token, waits):
-    facts = Facts.of({"model.expand_timesteps": per_token}, "test")
+@pytest.mark.parametrize(
+    ("known", "waits"),
+    [
+        ({"model.family": "wan", "model.expand_timesteps": True}, True),
+        ({"model.family": "wan", "model.expand_timesteps": False}, False),
+        ({"model.family": "cosmos"}, False),  # it has no such fact, nor the seam
+    ],
+)
+def test_the_host_waits_once_for_timesteps_of_tokens(manifest, known, waits):
+    facts = Facts.of(known, "test")
     rules = manifest.feature("fused-modulation").effects
     found = {
-        str(rule.effect) for rule in rules if rule.when is None or rule.when.judge(facts, {}).state == "met"
+        str(rule.effect) for rule in rules if rule.when is None or rule.when.judge(facts, {}).state != "unmet"
     }
     assert ("host-sync@time_embedding" in found) == waits

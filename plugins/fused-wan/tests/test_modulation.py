@@ -8,7 +8,7 @@ import torch
 from fused_by_hand import ready
 
 from wf_core.api import Ineligible, TokenRows
-from wf_plugin_fused_wan import dispatch, gate, norm_rope, operators
+from wf_plugin_fused_wan import dispatch, gate, operators
 from wf_plugin_fused_wan.modulation import FusedModulation
 from wf_plugin_fused_wan.rope import FusedRope
 
@@ -204,8 +204,21 @@ def test_compiled_code_calls_the_operators_without_a_break(monkeypatch, opened):
     assert rope.counters.seen == {"calls": 3, "rope_calls": 3}
 
 
-def test_the_form_that_a_per_head_weight_asks_for(opened):
-    ours = opened(FusedRope)
-    weights = (torch.ones(16), torch.ones(16))
-    *_, form = ours.arguments(X, X, *weights, (1e-6, 1e-6), 3, None)
-    assert form == norm_rope.Form(3, (1e-6, 1e-6), per_head=True)
+def test_where_each_step_has_the_dtype_of_its_operands_they_must_be_alike(opened):
+    """A gate in fp32 would make the stock result of Cosmos or HunyuanVideo fp32, and that of Wan no other."""
+    x, row = X.bfloat16(), torch.ones(1, 1, 48)
+    for family in ("cosmos", "hunyuan"):
+        ours = opened(family=family)
+        with pytest.raises(Ineligible, match="which would give the result its dtype"):
+            add(ours, x, row)
+        with pytest.raises(Ineligible, match="which would give the result its dtype"):
+            ours.norm_modulate(None, None, NORM, x, row.bfloat16(), row)
+        assert add(ours, x, row.bfloat16()).dtype == x.dtype
+        assert ours.norm_modulate(None, None, NORM, x, row.bfloat16(), row.bfloat16()).dtype == x.dtype
+        assert ours.counters.seen["calls"] == 2
+    assert add(opened(), x, row).dtype == x.dtype
+
+
+def test_a_family_whose_arithmetic_is_not_known_is_an_error():
+    with pytest.raises(ValueError, match="'ltx'"):
+        FusedModulation("ltx")

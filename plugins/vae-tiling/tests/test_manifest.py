@@ -19,13 +19,10 @@ def unmet(facts: dict[str, Any], **options: Any) -> set[str]:
     return {item.code for item in TILES.conditions if item.judge(known, options).state == "unmet"}
 
 
-def test_it_is_declared_and_cannot_be_activated() -> None:
-    assert (TILES.name, TILES.tier, TILES.state) == (
-        "vae-tiling",
-        "approximate",
-        "unavailable: not implemented",
-    )
+def test_it_is_declared() -> None:
+    assert (TILES.name, TILES.tier, TILES.state) == ("vae-tiling", "approximate", "")
     assert TILES.families == ("hunyuan", "cosmos")
+    assert TILES.seams == ("vae.decode",)
     assert [rule.effect.name for rule in TILES.effects] == ["bound-to-official-decoder"]
 
 

@@ -33,6 +33,7 @@ def plan_call(pipe: Any, arguments: Mapping[str, Any]) -> CallPlan:
     if root is not None:
         geometry, sizes = measure(pipe, root, arguments)
         problems += [*checks.packages(pipe, root, arguments), *sizes]
+        problems += checks.one_dtype(pipe, root, arguments, branches)
         if geometry is not None:
             facts |= geometry.facts()
             problems += [

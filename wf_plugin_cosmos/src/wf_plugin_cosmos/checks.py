@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from diffusers.models.transformers import transformer_cosmos
+from torch import nn
 
+from wf_core.api import Calibrator, FeatureCache
 from wf_lib_family import arguments as arguments_of
 from wf_plugin_cosmos.geometry import Geometry, count_chunks, frames_at_once
-from wf_plugin_cosmos.stock import PREDICT2_5, generation, takes_video
+from wf_plugin_cosmos.stock import PREDICT2_5, TRANSFER2_5, generation, takes_video
 
-OF_ONE_LOOP = ("guidance", "denoiser", "stack", "block", "branch")
-"""Seams whose claims may keep something from one step to the next."""
+OF_ONE_LOOP = (FeatureCache, Calibrator)
+"""Techniques that go by the steps of one denoising loop: what they keep of a step is for the steps after it."""
 
 
 def packages(pipe: Any, root: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -65,12 +68,70 @@ def latents_fit(
 
 
 def one_loop(pipe: Any, root: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """In a clip of several chunks every chunk is denoised anew, and nothing kept of one may reach the next."""
+    """In a clip of several chunks each is denoised anew, and nothing kept of its steps may reach the next. What is
+    kept of the text may.
+    """
     chunks = count_chunks(pipe, arguments)
     calls = getattr(root, "_wf", None)
-    if chunks == 1 or calls is None or not calls.wiring.seams.claimed(*OF_ONE_LOOP):
+    if chunks == 1 or calls is None:
         return
-    yield (
-        f"the clip is made in {chunks} chunks, and what this session keeps from step to step must not reach the next "
-        f"one: ask for at most {frames_at_once(pipe, arguments)} frames, or leave the technique out."
+    stepwise = [name for name, part in calls.wiring.techniques.items() if isinstance(part, OF_ONE_LOOP)]
+    if stepwise:
+        yield (
+            f"the clip is made in {chunks} chunks, each denoised from the first step to the last, and what "
+            f"{', '.join(stepwise)} would keep of the steps of one must not reach the next: ask for at most "
+            f"{frames_at_once(pipe, arguments)} frames, or leave the technique out."
+        )
+
+
+def one_dtype(pipe: Any, root: Any, arguments: Mapping[str, Any], branches: int) -> Iterator[str]:
+    """The stock pipelines hand on the text, and Transfer2.5 its controls, in the dtype that they have, which would fail
+    at the first product with weights in another. Under autocast, products take any.
+    """
+    kind = generation(pipe)
+    if not kind or any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        return
+    takes = _dtype_for_text(root)
+    for name in ("prompt", "negative_prompt")[:branches]:
+        text = _dtype_of_text(pipe, arguments, name)
+        if takes is not None and text is not None and text is not takes:
+            yield f"the {name} is embedded in {_name(text)}, and {_must_be(takes, 'the text')}"
+    if kind == TRANSFER2_5 and getattr(pipe, "controlnet", None) is not None:
+        yield from _dtype_of_controls(pipe, root)
+
+
+def _dtype_of_controls(pipe: Any, root: Any) -> Iterator[str]:
+    """The control network is given the transformer's latents, and controls encoded by the VAE."""
+    control, vae = pipe.controlnet.dtype, getattr(pipe, "vae", None)
+    if control is not root.dtype:
+        yield f"the control network is in {_name(control)}, and {_must_be(root.dtype, 'its latents')}"
+    elif vae is not None and torch.promote_types(control, vae.dtype) is not control:
+        yield f"the VAE encodes the controls in {_name(vae.dtype)}, and {_must_be(control, 'the controls')}"
+
+
+def _must_be(dtype: torch.dtype, what: str) -> str:
+    return (
+        f"the transformer is in {_name(dtype)}, without the pipeline casting {what}: load the whole pipeline in one "
+        "dtype (from_pretrained(torch_dtype=...)), and leave out torch_dtype where it asks for another."
     )
+
+
+def _dtype_for_text(root: Any) -> torch.dtype | None:
+    """The dtype of the weights that the text meets first; None for weights in a form of their own."""
+    projection = getattr(root, "crossattn_proj", None)
+    layer = root.transformer_blocks[0].attn2.to_k if projection is None else projection[0]
+    weight = getattr(layer, "weight", None)
+    plain = type(weight) is nn.Parameter and weight.is_floating_point() and weight.element_size() > 1
+    return weight.dtype if plain else None
+
+
+def _dtype_of_text(pipe: Any, arguments: Mapping[str, Any], name: str) -> torch.dtype | None:
+    """The dtype of the embeddings that are given, else of those that the text encoder will give."""
+    given = arguments.get(f"{name}_embeds")
+    source = getattr(pipe, "text_encoder", None) if given is None else given
+    dtype: torch.dtype | None = getattr(source, "dtype", None)
+    return dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -35,6 +35,10 @@ class CosmosFamily(ModelFamily):
             return (ROOT,)
         return tuple(name for name in OWNED if isinstance(getattr(base, name, None), nn.Module))
 
+    def moved(self, base: Any) -> tuple[str, ...]:
+        """The safety checker, which every stock pipeline puts on the device for its checks."""
+        return ("safety_checker",) if hasattr(base, "safety_checker") else ()
+
     def roots(self, components: Mapping[str, Any]) -> Mapping[str, nn.Module]:
         root = components.get(ROOT)
         return {} if root is None else {ROOT: root}

@@ -212,6 +212,9 @@ class DynamicCall(Call):
         self._each = self._decision.reason == FREE
         self._comparison = Comparison(state, step.index)
         self._last: tuple[Block, torch.Tensor, torch.Tensor] | None = None
+        """The block that was computed last, with what is kept of its input and output."""
+        self._left: torch.Tensor | None = None
+        """That output as the block gave it, which may be the next block's input."""
 
     def block(self, inner: Inner, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
         if self._step.ambiguous:
@@ -252,10 +255,13 @@ class DynamicCall(Call):
 
     def _keep(self, block: Block, entered: torch.Tensor, output: torch.Tensor) -> None:
         """A computed block's tensors. What enters the stack is copied: it is not the blocks' alone."""
-        entered = entered.detach().clone() if entered is self._entered else retained(entered)
-        output = retained(output)
-        block.computed(entered, output)
-        self._last = block, entered, output
+        if self._left is entered and self._last is not None:
+            before = self._last[2]
+        else:
+            before = entered.detach().clone() if entered is self._entered else retained(entered)
+        after = retained(output)
+        block.computed(before, after)
+        self._last, self._left = (block, before, after), output
 
     def _verdict(self, index: int, block: Block, sample: torch.Tensor) -> Verdict | None:
         """What is said of a block that is reached now; None where it is computed anyway."""

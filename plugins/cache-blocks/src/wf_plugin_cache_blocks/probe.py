@@ -171,8 +171,8 @@ class ProbeCache(BlockCache):
 
     def check(self, run: RunView) -> Iterable[str]:
         """Refuses a model whose blocks all run at every step."""
-        layers, parts = run.facts.get("model.layers"), self.settings.parts
-        if layers is None or len(parts.middle(layers)):
+        layers, parts = layers_of(run), self.settings.parts
+        if not layers or len(parts.middle(layers)):
             return ()
         runs = f"the first {parts.front} and the last {parts.tail} of {layers} blocks run at every step"
         advice = ": give front_blocks and tail_blocks that are fewer together than the model's blocks"
@@ -187,10 +187,15 @@ class ProbeCache(BlockCache):
 
     def open(self, state: Any, step: Step, hidden_states: torch.Tensor) -> Call:
         run, _ = self.now()
-        layers = self._layers.get(step.expert) or run.facts.get("model.layers") or 0
+        layers = self._layers.get(step.expert) or layers_of(run)
         return ProbeCall(self, state, step, hidden_states, layers)
 
     def reached(self, expert: str, blocks: int) -> int:
         """An expert's call reached so many blocks: what the next one counts on. Returns it."""
         self._layers[expert] = blocks
         return blocks
+
+
+def layers_of(run: RunView) -> int:
+    """The number of blocks that a call goes through, in one stream after those in two; 0 where it is not known."""
+    return int(run.facts.get("model.layers") or 0) + int(run.facts.get("model.single_layers") or 0)

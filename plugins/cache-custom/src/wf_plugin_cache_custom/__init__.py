@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def wf_feature_cache(feature: str, options: Mapping[str, Any], facts: Facts) -> FeatureCache:
-    from wf_lib_teacache.cache import TeaCache
+    from wf_lib_teacache.first_block import technique_for
     from wf_lib_teacache.settings import settle
 
-    return TeaCache(settle(options, facts), order=int(options["order"]))
+    return technique_for(settle(options, facts), order=int(options["order"]))

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def kept_bytes(blocks: int, hidden_state: int, element_bytes: int, samples: int, branches: int) -> int:
-    """Bytes kept once ``samples`` steps (the order + 1, or all that are computed) were: 3 outputs of every block.
+def kept_bytes(outputs: int, hidden_state: int, element_bytes: int, samples: int, branches: int) -> int:
+    """Bytes kept once ``samples`` steps (the order + 1, or all that are computed) were, of that many ``outputs``.
 
     ``hidden_state`` is the number of elements of one hidden state, ``B * L * D``; ``branches`` those of guidance. Of
     two experts only the running one counts: the other's are released.
     """
-    return 3 * blocks * samples * hidden_state * element_bytes * branches
+    return outputs * samples * hidden_state * element_bytes * branches
 
 
 def why_too_large(run: RunView, samples: int) -> str:
@@ -30,17 +30,27 @@ def why_too_large(run: RunView, samples: int) -> str:
     layers, memory = facts.get("model.layers"), facts.get("device.memory_bytes")
     if not (elements and size and layers and memory) or facts.get("process.world") != 1:
         return ""
-    blocks = layers + len(facts.get("model.vace_layers") or ())
-    needed = kept_bytes(blocks, elements, size, samples, run.branches)
+    outputs = _outputs(facts, layers)
+    needed = kept_bytes(outputs, elements, size, samples, run.branches)
     there = memory * max(1, facts.get("device.count") or 1)
     if needed <= there:
         return ""
     return (
-        f"blocktaylorseer would keep {needed / 1e9:.1f} GB (3 outputs of {blocks} blocks, {samples} tensors of "
+        f"blocktaylorseer would keep {needed / 1e9:.1f} GB ({outputs} outputs of blocks, {samples} tensors of "
         f"{elements * size / 1e6:.0f} MB for each, {run.branches} branches), and all the device memory there is are "
         f"{there / 1e9:.1f} GB: use taylorseer, which keeps {samples} such tensors per branch, a lower order or a "
         "smaller clip."
     )
+
+
+def _outputs(facts: Facts, layers: int) -> int:
+    """Outputs of a hidden state's size at least: three of a block, where text and latent are two streams two, and one
+    of a block in which they are one.
+    """
+    single = facts.get("model.single_layers")
+    if single is not None:
+        return 2 * layers + int(single)
+    return 3 * (layers + len(facts.get("model.vace_layers") or ()))
 
 
 def _hidden_state(facts: Facts) -> int:

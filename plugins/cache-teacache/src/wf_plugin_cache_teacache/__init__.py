@@ -1,4 +1,4 @@
-"""TeaCache (arXiv 2411.19108): skip the blocks at steps whose time embedding has changed little since the last one."""
+"""TeaCache (arXiv 2411.19108): skip the blocks at steps whose signal has changed little since the last one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @hookimpl
 def wf_feature_cache(feature: str, options: Mapping[str, Any], facts: Facts) -> FeatureCache:
-    from wf_lib_teacache.cache import TeaCache
+    from wf_lib_teacache.first_block import technique_for
     from wf_lib_teacache.settings import settle
 
-    return TeaCache(settle(options, facts))
+    return technique_for(settle(options, facts))
 
 
 @hookimpl

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wf_core.api import BadInput, Calibrator, Window, checkpoint_of, model_id, solver_timestep
-from wf_lib_teacache.presets import FEATURE, SCHEMA, SIGNALS
-from wf_lib_teacache.settings import RETAINED
+from wf_lib_teacache.presets import FEATURE, SCHEMA, TIME_SIGNALS
+from wf_lib_teacache.settings import RETAINED, signals_for
 from wf_lib_teacache.signals import GUARD, row_distances, signal_at
 from wf_plugin_cache_teacache.fit import DEGREE, Fit, least_squares, recommended_threshold
 
@@ -53,6 +53,11 @@ class TeaCacheCalibrator(Calibrator):
 
     def __init__(self, options: Mapping[str, Any], facts: Facts) -> None:
         super().__init__()
+        if signals_for(facts) != TIME_SIGNALS:
+            raise BadInput(
+                f"teacache: calibration measures the time signals {' and '.join(TIME_SIGNALS)}, and this model family "
+                f"is judged by {' or '.join(signals_for(facts))}: give coefficients of your own"
+            )
         self.points: list[Point] = []
         self.runs = 0
         self._model = model_id(facts)
@@ -79,7 +84,7 @@ class TeaCacheCalibrator(Calibrator):
             self._last.clear()
             return
         time = (solver_timestep(step),)
-        signals = {name: signal_at(run, step.expert, time, name) for name in SIGNALS}
+        signals = {name: signal_at(run, step.expert, time, name) for name in TIME_SIGNALS}
         now = _Last(step.index, signals, (output - hidden_states).detach())
         last = self._last.get((step.expert, step.branch))
         if last is not None and step.index == last.step + 1 and last.residual.shape == now.residual.shape:
@@ -88,7 +93,7 @@ class TeaCacheCalibrator(Calibrator):
 
     def result(self) -> Mapping[str, Any]:
         """The preset file: one record per signal that could be fitted, and the signal with the higher R^2."""
-        fits = {name: fit for name in SIGNALS if (fit := least_squares(self._pairs(name))) is not None}
+        fits = {name: fit for name in TIME_SIGNALS if (fit := least_squares(self._pairs(name))) is not None}
         if not fits:
             raise BadInput(
                 f"teacache: {len(self.points)} points with too few different distances for a polynomial of degree "
@@ -104,7 +109,7 @@ class TeaCacheCalibrator(Calibrator):
         }
 
     def _add(self, step: Step, last: _Last, now: _Last, total: int) -> None:
-        distances = {name: row_distances(now.signals[name], last.signals[name])[0] for name in SIGNALS}
+        distances = {name: row_distances(now.signals[name], last.signals[name])[0] for name in TIME_SIGNALS}
         self._schedules[-1].setdefault(step.index, distances)
         for change in _per_sample(now.residual, last.residual):
             self.points.append(Point(step.index, total, step.expert, step.branch, distances, change))

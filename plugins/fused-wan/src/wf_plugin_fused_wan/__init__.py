@@ -21,9 +21,13 @@ _TECHNIQUES = {
 }
 """Feature -> module and class, whose arguments are the feature's options."""
 
+_OF_A_FAMILY = ("fused-rope", "fused-modulation", "inplace-residual")
+"""Those whose class is told the model's family as well: what they compute depends on it."""
+
 
 @hookimpl
 def wf_fusion(feature: str, options: Mapping[str, Any], facts: Facts) -> Technique:
     module, name = _TECHNIQUES[feature]
-    technique: Technique = getattr(import_module(f"{__name__}.{module}"), name)(**options)
+    of = {"family": facts.get("model.family")} if feature in _OF_A_FAMILY else {}
+    technique: Technique = getattr(import_module(f"{__name__}.{module}"), name)(**options, **of)
     return technique

@@ -21,7 +21,10 @@ from wf_core.api import Handler, RunView, Site, Technique, serving
 from wf_plugin_fused_wan.texts import Text, read_call
 
 FEATURE = "static-cross-kv"
-ROLES = ("attn2.to_k", "attn2.to_v", "attn2.add_k_proj", "attn2.add_v_proj")
+OF_TEXT = ("attn2.to_k", "attn2.to_v")
+OF_IMAGE = ("attn2.add_k_proj", "attn2.add_v_proj", "attn2.k_img", "attn2.v_img")
+"""What Wan and what Cosmos call the projections of the image tokens."""
+ROLES = (*OF_TEXT, *OF_IMAGE)
 MOST_TEXTS = 4
 """Two branches of two experts."""
 GRADIENTS = "gradients are recorded, and products of another step would not pass them on"

@@ -2,12 +2,13 @@
 
 Stock writes the product ``[B, L, F]``, reads it and writes as much again; here it is written once, already activated,
 and rounded once instead of twice. ``gelu_tanh(x) = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` (arXiv
-1606.08415).
+1606.08415): that of Wan and HunyuanVideo. Cosmos has the GELU of the error function, another function than the
+epilogue's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -18,8 +19,6 @@ from wf_plugin_fused_wan.plain_layers import hooked, why_not_plain
 
 FEATURE, SEAM = "fused-gelu", "feed_forward"
 DTYPES = (torch.float16, torch.bfloat16)
-MODULE = "ffn"
-"""What a block calls its feed-forward."""
 FIRST = "the layer before the GELU"
 
 
@@ -70,20 +69,12 @@ def foreign(module: Any) -> str:
     return ""
 
 
-def feed_forwards(components: Mapping[str, Any]) -> Iterator[Any]:
-    """Those of all blocks."""
-    for component in components.values():
-        if isinstance(component, nn.Module):
-            for path, module in component.named_modules():
-                if path.endswith(f".{MODULE}"):
-                    yield module
-
-
 class FusedGelu(Technique):
     """Claims ``feed_forward`` of every block. Counts ``calls``."""
 
     def __init__(self) -> None:
-        self._modules: list[Any] = []
+        self._roots: dict[str, nn.Module] = {}
+        self._modules: dict[tuple[str, str], nn.Module] = {}
 
     def handlers(self) -> Mapping[str, Handler]:
         return {SEAM: self.feed_forward}
@@ -91,11 +82,16 @@ class FusedGelu(Technique):
     def prepare(self, components: Mapping[str, Any]) -> None:
         if not hasattr(torch, "_addmm_activation"):
             raise Ineligible("this torch has no product with an activation in its epilogue")
-        self._modules = list(feed_forwards(components))
+        self._roots = {name: root for name, root in components.items() if isinstance(root, nn.Module)}
+
+    def wants(self, site: Site) -> bool:
+        """All of them; notes which modules they are, as families call them by different names."""
+        self._modules[site.root, site.path] = self._roots[site.root].get_submodule(site.path)
+        return True
 
     def check(self, run: RunView) -> Iterable[str]:
         """Refuses a model of which a feed-forward cannot be served, or, where such go to the stock code, none can."""
-        reasons = [foreign(module) for module in self._modules]
+        reasons = [foreign(module) for module in self._modules.values()]
         left = [reason for reason in reasons if reason]
         if left and (len(left) == len(reasons) or not self.dense_when_ineligible):
             told = "; ".join(dict.fromkeys(left))
@@ -104,10 +100,11 @@ class FusedGelu(Technique):
 
     def evidence(self) -> Mapping[str, object]:
         """What is left to the stock code is counted call by call, but not in compiled code: so it is named here."""
-        reasons = sorted({reason for reason in map(foreign, self._modules) if reason})
+        reasons = sorted({reason for reason in map(foreign, self._modules.values()) if reason})
         return {"left_to_stock": reasons} if reasons else {}
 
     def close(self) -> None:
+        self._roots.clear()
         self._modules.clear()
 
     def feed_forward(

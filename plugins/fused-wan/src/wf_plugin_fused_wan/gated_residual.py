@@ -1,7 +1,8 @@
 """The gated residual ``x + out * gate``: in plain torch, by one kernel, and which calls the kernel can serve.
 
-Shapes: x and out ``[B, L, D]``; gate fp32 ``[B, 1, D]``, ``[B, L, D]``, or ``[B, N, D]`` with ``index`` ``[B, L]``, the
-row of each token; None for a plain sum. With ``inplace`` the result is written over x, which then must be contiguous.
+Shapes: x and out ``[B, L, D]``; gate, in fp32 or x's dtype, ``[B, 1, D]``, ``[B, L, D]``, or ``[B, N, D]`` with
+``index`` ``[B, L]``, the row of each token; None for a plain sum. With ``inplace`` the result is written over x, which
+then must be contiguous.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ def reference(
     index: torch.Tensor | None,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """The stock expression: product and sum in fp32, each rounded there, and one rounding to x's dtype."""
-    total = x + out if gate is None else (x.float() + out * launching.gathered(gate, index)).type_as(x)
+    """Product and sum in fp32, each rounded there, and one rounding to x's dtype. Wan's stock code has it so; that of
+    Cosmos and HunyuanVideo rounds the product to x's dtype as well.
+    """
+    if gate is None:
+        total = x + out
+    else:
+        total = (x.float() + out * launching.gathered(gate, index).float()).type_as(x)
     return x.copy_(total) if inplace else total
 
 

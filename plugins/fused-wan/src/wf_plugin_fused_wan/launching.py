@@ -77,8 +77,10 @@ def unfit(
 
 
 def unfit_rows(name: str, rows: torch.Tensor, index: torch.Tensor | None, x: torch.Tensor) -> str:
-    """Why modulation rows do not fit ``x`` ``[B, L, D]``: fp32 ``[B or 1, 1 or L, D]``, with an index ``[B, N, D]``."""
-    reason = unfit(name, rows, x, (torch.float32,))
+    """Why modulation rows do not fit ``x`` ``[B, L, D]``: in fp32 or x's dtype ``[B or 1, 1 or L, D]``, with an index
+    ``[B, N, D]``.
+    """
+    reason = unfit(name, rows, x, tuple(dict.fromkeys((torch.float32, x.dtype))))
     if reason:
         return reason
     batch, tokens, width = x.shape

@@ -10,21 +10,22 @@ import torch
 
 from wf_core.api import Handler, Ineligible, RunView, Site, Technique, TokenRows
 from wf_plugin_fused_wan import gate, gated_residual, norm_modulate
+from wf_plugin_fused_wan.arithmetic import alike, in_fp32
 from wf_plugin_fused_wan.dispatch import Dispatch, Kernel
 from wf_plugin_fused_wan.plain_layers import hooked
 from wf_plugin_fused_wan.token_times import TokenTimes
 
 Rows = torch.Tensor | TokenRows | None
 LAYER_NORMS = ("LayerNorm", "FP32LayerNorm")
-"""Classes, of torch and of diffusers, that compute a layer norm of fp32 input in fp32."""
+"""Classes, of torch and of diffusers, that compute a layer norm in fp32, whatever they are given."""
 
 
 class FusedModulation(Technique):
-    """Claims ``norm_modulate``, ``gated_residual`` and ``time_embedding``."""
+    """Claims ``norm_modulate``, ``gated_residual`` and, of families that have it, ``time_embedding``."""
 
-    def __init__(self) -> None:
-        self.norms = Dispatch(_kernel("norm_modulate", norm_modulate))
-        self.residuals = Dispatch(_kernel("gated_residual", gated_residual))
+    def __init__(self, family: str = "wan") -> None:
+        self.norms = Dispatch(_kernel("norm_modulate", norm_modulate, family))
+        self.residuals = Dispatch(_kernel("gated_residual", gated_residual, family))
         self._times = TokenTimes()
         self._into: torch.Tensor | None = None
 
@@ -129,8 +130,9 @@ class FusedModulation(Technique):
         return inner(timestep)
 
 
-def _kernel(name: str, module: Any) -> Kernel:
-    return Kernel(name, name, module.reference, module.plan, module.ineligible)
+def _kernel(name: str, module: Any, family: str) -> Kernel:
+    ineligible = module.ineligible if in_fp32(family) else alike(module.ineligible)
+    return Kernel(name, name, module.reference, module.plan, ineligible)
 
 
 def _unpacked(rows: torch.Tensor | TokenRows) -> tuple[torch.Tensor, torch.Tensor | None]:

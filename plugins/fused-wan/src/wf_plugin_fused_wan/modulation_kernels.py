@@ -51,8 +51,8 @@ def norm_modulate_kernel(
     if BIASED:
         bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     if MODULATED and not PER_TOKEN:
-        scale = tl.load(scale_at, mask=inside, other=0.0)
-        shift = tl.load(shift_at, mask=inside, other=0.0)
+        scale = tl.load(scale_at, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(shift_at, mask=inside, other=0.0).to(tl.float32)
 
     x_at = x_ptr + batch * x_batch + columns
     x_step = batch * 0 + x_token  # 64 bit, as the interpreter's row is a number without a type
@@ -65,8 +65,8 @@ def norm_modulate_kernel(
             at = batch * 0 + row
             if INDEXED:
                 at = tl.load(index_ptr + batch * index_batch + row)
-            scale = tl.load(scale_at + at * scale_row, mask=inside, other=0.0)
-            shift = tl.load(shift_at + at * shift_row, mask=inside, other=0.0)
+            scale = tl.load(scale_at + at * scale_row, mask=inside, other=0.0).to(tl.float32)
+            shift = tl.load(shift_at + at * shift_row, mask=inside, other=0.0).to(tl.float32)
         mean = tl.sum(x, 0) / WIDTH
         centred = tl.where(inside, x - mean, 0.0)
         variance = tl.sum(centred * centred, 0) / WIDTH
@@ -123,7 +123,7 @@ def gated_residual_kernel(
             gate = tl.load(gate_at + at * gate_row, mask=mask, other=0.0)
         else:
             gate = tl.load(gate_at, mask=inside, other=0.0, eviction_policy="evict_last")
-        added = added * gate
+        added = added * gate.to(tl.float32)
     total = x.to(tl.float32) + added
     at_result = result_ptr + (batch * tokens + wide) * WIDTH + columns
     tl.store(at_result, total.to(result_ptr.dtype.element_ty), mask=mask)

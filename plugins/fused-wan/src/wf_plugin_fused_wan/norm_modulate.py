@@ -1,7 +1,7 @@
 """Layer norm with scale and shift: in plain torch, by one kernel, and which calls the kernel can serve.
 
-Shapes: x ``[B, L, D]``; weight and bias ``[D]`` or None; scale and shift fp32 ``[B, 1, D]``, ``[B, L, D]``, or
-``[B, N, D]`` with ``index`` ``[B, L]``, the row of each token; None for the norm alone.
+Shapes: x ``[B, L, D]``; weight and bias ``[D]`` or None; scale and shift, in fp32 or x's dtype, ``[B, 1, D]``,
+``[B, L, D]``, or ``[B, N, D]`` with ``index`` ``[B, L]``, the row of each token; None for the norm alone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ def reference(
     index: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """``norm(x) * (1 + scale) + shift`` in fp32 with one rounding to x's dtype, as the stock code has it."""
+    """``norm(x) * (1 + scale) + shift`` in fp32 with one rounding to x's dtype. Wan's stock code has it so; that of
+    Cosmos and HunyuanVideo rounds to x's dtype after the norm, the sum with 1, the product, and the sum.
+    """
     weight = None if weight is None else weight.float()
     bias = None if bias is None else bias.float()
     normed = F.layer_norm(x.float(), x.shape[-1:], weight, bias, eps)
     if scale is None or shift is None:
         return normed.type_as(x)
-    scale, shift = launching.gathered(scale, index), launching.gathered(shift, index)
+    scale, shift = launching.gathered(scale, index).float(), launching.gathered(shift, index).float()
     return (normed * (1 + scale) + shift).type_as(x)
 
 

@@ -26,6 +26,9 @@ class Form:
     (``halves``), the arithmetic of the rotation. And what a rank does: token l of its rows stands at ``offset + l`` of
     the tables, and rows from ``valid`` on (None: there are none) are padding, which is not rotated.
 
+    ``rounds``: the norms are diffusers' ``RMSNorm``, which rounds to the dtype of query and key before the weight and
+    after it. Else they are ``torch.nn.RMSNorm``, in fp32 to its end, whose one rounding is left to the rotation.
+
     Of the values that the tables hold twice, those read are the even columns of cos and the odd ones of sin, as
     diffusers does, or for ``halves`` the first half of both.
     """
@@ -33,6 +36,7 @@ class Form:
     heads: int
     eps: tuple[float, float]
     per_head: bool = False
+    rounds: bool = False
     pairing: Pairing = "interleaved"
     double: bool = False
     offset: int = 0
@@ -49,7 +53,7 @@ def reference(
     form: Form,
 ) -> Pair:
     """Norm in fp32, rotation in fp32 or fp64, one rounding at the end: one less than the stock code, which rounds
-    between the two as well.
+    between the two as well. With norms that are rounded, as often as the stock code.
     """
     return (
         _reference(query, query_weight, cos, sin, form.eps[0], form),
@@ -164,6 +168,7 @@ def _plan(
         "BOTH": both,
         "WEIGHTED": weight is not None,
         "PER_HEAD": form.per_head,
+        "ROUNDS": form.rounds,
         "ROTATED": rotated,
         "HALVES": form.pairing == "halves",
         "DOUBLE": form.double,
@@ -191,9 +196,7 @@ def _reference(
     form: Form,
 ) -> torch.Tensor:
     split = x.unflatten(-1, (form.heads, -1))
-    wide = split if form.per_head else x
-    y = F.rms_norm(wide.float(), wide.shape[-1:], None if weight is None else weight.float(), eps)
-    y = y.view(split.shape)
+    y = _normed(split if form.per_head else x, weight, eps, form).view(split.shape)
     if cos is None or sin is None:
         return y.type_as(x)
     cos, sin = (_placed(table, x.shape[1], form, which) for which, table in enumerate((cos, sin)))
@@ -203,6 +206,15 @@ def _reference(
     to_first.copy_(first * cos - second * sin)
     to_second.copy_(first * sin + second * cos)
     return out
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float, form: Form) -> torch.Tensor:
+    """The RMS norm over the last dimension: fp32, or of x's dtype where the norm is rounded."""
+    wide = x.float()
+    if not form.rounds:
+        return F.rms_norm(wide, wide.shape[-1:], None if weight is None else weight.float(), eps)
+    y = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return y if weight is None else (y * weight).to(x.dtype)
 
 
 def _pairs(x: torch.Tensor, form: Form) -> Pair:
@@ -244,6 +256,10 @@ def _unfit_weights(
         reason = launching.unfit(name, weight, query)
         if not reason and weight.shape != (expected,):
             reason = f"{name} is {list(weight.shape)}, and the norm is over {expected} channels"
+        if not reason and form.rounds and weight.dtype != query.dtype:
+            reason = (
+                f"{name} is {weight.dtype} and the query {query.dtype}: the norm would give another dtype"
+            )
         if reason:
             return reason
     return ""

@@ -81,7 +81,7 @@ def norm_rope(
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `norm_rope.launch`, with the tables as the model has them, ``[1, L, 1, D]``."""
+    """As `norm_rope.launch`, with the tables as the model has them, ``[1, L, 1, D]`` or ``[L, D]``."""
     technique = cast("FusedRope", serving("fused-rope"))
     tables = None if cos is None or sin is None else (cos, sin)
     args = technique.arguments(query, key, query_weight, key_weight, (query_eps, key_eps), heads, tables)

@@ -65,33 +65,44 @@ def _store_pairs(
 
 
 @triton.jit
+def _rounded(first, second, ROUNDS: tl.constexpr, TO: tl.constexpr):
+    """fp32 values that are of the dtype ``TO``, where the norm rounds; else those given."""
+    if ROUNDS:
+        first = first.to(TO).to(tl.float32)
+        second = second.to(TO).to(tl.float32)
+    return first, second
+
+
+@triton.jit
 def _normed(
     first,
     second,
     weight_ptr,
     eps,
     heads,
+    TO: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     WEIGHTED: tl.constexpr,
     PER_HEAD: tl.constexpr,
+    ROUNDS: tl.constexpr,
     HALVES: tl.constexpr,
     BLOCK: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """RMS norm over the row, or over each head, with the weight of all heads, or of one."""
+    """RMS norm over the row, or over each head, with the weight of all heads, or of one. Where it ``ROUNDS``, to ``TO``
+    before the weight and after it.
+    """
     squares = tl.sum(first * first + second * second, 1)
     if PER_HEAD:
         inverse = tl.div_rn(1.0, tl.sqrt_rn(squares / HEAD + eps))[:, None]
     else:
         inverse = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(squares, 0) / (HEADS * HEAD) + eps))
-    first = first * inverse
-    second = second * inverse
+    first, second = _rounded(first * inverse, second * inverse, ROUNDS, TO)
     if WEIGHTED:
         STEP: tl.constexpr = 0 if PER_HEAD else HEAD
         w_first, w_second = _pairs(weight_ptr, heads, HEADS, HEAD, STEP, HALVES, BLOCK, PAIRS)
-        first = first * w_first
-        second = second * w_second
+        first, second = _rounded(first * w_first, second * w_second, ROUNDS, TO)
     return first, second
 
 
@@ -134,6 +145,7 @@ def norm_rope_kernel(
     BOTH: tl.constexpr,
     WEIGHTED: tl.constexpr,
     PER_HEAD: tl.constexpr,
+    ROUNDS: tl.constexpr,
     ROTATED: tl.constexpr,
     HALVES: tl.constexpr,
     DOUBLE: tl.constexpr,
@@ -147,6 +159,7 @@ def norm_rope_kernel(
     batch = tl.program_id(1).to(tl.int64)
     wide = token.to(tl.int64)
     heads = tl.arange(0, BLOCK)[:, None]
+    TO: tl.constexpr = query_result_ptr.dtype.element_ty
     result = (batch * tokens + wide) * (HEADS * HEAD)
 
     at = query_ptr + batch * query_batch + wide * query_token
@@ -164,16 +177,16 @@ def norm_rope_kernel(
         sin = tl.load(sin_ptr + place.to(tl.int64) * sin_row + STEP * pairs + STEP - 1, mask=turns, other=0.0)
 
     q_first, q_second = _normed(
-        q_first, q_second, query_weight_ptr, query_eps, heads,
-        HEADS, HEAD, WEIGHTED, PER_HEAD, HALVES, BLOCK, PAIRS,
+        q_first, q_second, query_weight_ptr, query_eps, heads, TO,
+        HEADS, HEAD, WEIGHTED, PER_HEAD, ROUNDS, HALVES, BLOCK, PAIRS,
     )  # fmt: skip
     if ROTATED:
         q_first, q_second = _turned(q_first, q_second, cos, sin, DOUBLE)
     _store_pairs(query_result_ptr + result, q_first, q_second, heads, HEADS, HEAD, HALVES, BLOCK, PAIRS)
     if BOTH:
         k_first, k_second = _normed(
-            k_first, k_second, key_weight_ptr, key_eps, heads,
-            HEADS, HEAD, WEIGHTED, PER_HEAD, HALVES, BLOCK, PAIRS,
+            k_first, k_second, key_weight_ptr, key_eps, heads, TO,
+            HEADS, HEAD, WEIGHTED, PER_HEAD, ROUNDS, HALVES, BLOCK, PAIRS,
         )  # fmt: skip
         if ROTATED:
             k_first, k_second = _turned(k_first, k_second, cos, sin, DOUBLE)

@@ -18,6 +18,7 @@ TEXT, IMAGE = "encoder_hidden_states", "encoder_hidden_states_image"
 HARMLESS = frozenset(
     {
         "attention_mask",
+        "block_controlnet_hidden_states",
         "condition_mask",
         "control_hidden_states",
         "control_hidden_states_scale",
@@ -80,7 +81,7 @@ class Text:
 
 def read_call(arguments: Mapping[str, Any]) -> tuple[tuple[torch.Tensor, ...], Hashable, str]:
     """The tensors and settings that the text's keys and values follow from, and why they cannot be told ("" if they
-    can).
+    can). Text and image tokens come as two arguments (Wan), or as a pair in one (Cosmos).
     """
     nothing: tuple[torch.Tensor, ...] = ()
     known = HARMLESS | {TEXT, IMAGE, SETTINGS}
@@ -94,8 +95,10 @@ def read_call(arguments: Mapping[str, Any]) -> tuple[tuple[torch.Tensor, ...], H
     settings = tuple(sorted(dict(arguments.get(SETTINGS) or {}).items()))
     if not all(isinstance(value, bool | int | float | str) for _, value in settings):
         return nothing, None, f"the call's {SETTINGS} hold more than numbers and words"
-    sources = tuple(arguments[name] for name in (TEXT, IMAGE) if arguments.get(name) is not None)
-    if arguments.get(TEXT) is None or not all(type(source) is torch.Tensor for source in sources):
+    text = arguments.get(TEXT)
+    pair = text if isinstance(text, tuple) else (text,)
+    sources = tuple(source for source in (*pair, arguments.get(IMAGE)) if source is not None)
+    if not pair or pair[0] is None or not all(type(source) is torch.Tensor for source in sources):
         return nothing, None, "the text is not a plain tensor"
     if any(source.is_inference() for source in sources):
         return nothing, None, INFERENCE

@@ -1,6 +1,7 @@
-"""The technique: TeaCache's decisions around the stack of blocks, with the residual continued to a chosen order.
+"""The technique on a time signal: TeaCache's decisions around the stack of blocks, with the residual continued to a
+chosen order.
 
-Wan's signal depends on the timestep alone, so the schedule of a run is a constant of its timesteps and checkpoint:
+The signal depends on the timestep alone, so the schedule of a run is a constant of its timesteps and checkpoint:
 it is made once, before the first model call, and is the same for every prompt, branch and rank.
 """
 
@@ -81,24 +82,29 @@ class TeaCache(ScheduledCache):
 
     def _describe(self, plan: StaticPlan | None) -> dict[str, object]:
         settings = self.settings
-        shown: dict[str, object] = {
-            "decisions": "live" if plan is None else "static",
-            "signal": settings.signal,
-            "threshold": settings.threshold,
-            "first": settings.first,
-            "last": settings.last,
-            "source": settings.source,
-        }
-        if self.order:
-            shown["order"] = self.order
-        if settings.confidence:
-            shown["confidence"] = settings.confidence
-        if settings.lent:
-            shown["uncalibrated"] = settings.lent
-        if settings.r2 is not None:
-            shown["r2"] = settings.r2
+        shown = {"decisions": "live" if plan is None else "static", **shown_of(settings, self.order)}
         if plan is not None:
             shown["scheduled_skips_per_branch"] = plan.skipped
             if settings.domain is not None:
                 shown["steps_outside_fit"] = plan.outside(*settings.domain)
         return shown
+
+
+def shown_of(settings: Settings, order: int) -> dict[str, object]:
+    """What the report shows of a session's settings."""
+    shown: dict[str, object] = {
+        "signal": settings.signal,
+        "threshold": settings.threshold,
+        "first": settings.first,
+        "last": settings.last,
+        "source": settings.source,
+    }
+    if order:
+        shown["order"] = order
+    if settings.confidence:
+        shown["confidence"] = settings.confidence
+    if settings.lent:
+        shown["uncalibrated"] = settings.lent
+    if settings.r2 is not None:
+        shown["r2"] = settings.r2
+    return shown

@@ -18,7 +18,11 @@ from wf_core.api import read_preset
 
 SCHEMA = 1
 FEATURE = "teacache"
-SIGNALS = ("e", "e0")
+TIME_SIGNALS = ("e", "e0")
+"""What depends on the timestep alone: a run's schedule is known before its first call."""
+BLOCK = "block0"
+"""The first block's modulated input, which depends on the latent: decided call by call."""
+SIGNALS = (*TIME_SIGNALS, BLOCK)
 MOST_COEFFICIENTS = 100
 HERE = Path(__file__).parent
 
@@ -110,7 +114,9 @@ def _preset(record: Mapping[str, Any]) -> Preset:
     if min(int(record["first"]), int(record["last"])) < 0:
         raise ValueError(f"{record['id']} retains a number of steps below 0")
     if record["signal"] not in SIGNALS:
-        raise ValueError(f"the signal of {record['id']} is {record['signal']!r}, not one of e, e0")
+        raise ValueError(
+            f"the signal of {record['id']} is {record['signal']!r}, not one of {', '.join(SIGNALS)}"
+        )
     if threshold is not None and not (math.isfinite(threshold) and threshold > 0):
         raise ValueError(f"the threshold of {record['id']} is {threshold!r}, not a finite number above 0")
     return Preset(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wf_core.api import BadInput, model_id, require_own, why_lent
-from wf_lib_teacache.presets import SIGNALS, Preset, catalogue, read_file
+from wf_lib_teacache.presets import BLOCK, SIGNALS, TIME_SIGNALS, Preset, catalogue, read_file
 
 if TYPE_CHECKING:
     from wf_core.api import Facts
@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 DEFAULT_THRESHOLD = 0.26
 """Used where coefficients are given or a preset names no threshold of its own."""
 
-RETAINED = {"e": (1, 1), "e0": (5, 0)}
-"""Solver steps always computed at the start and the end, by signal, as the authors' Wan2.1 script has them."""
+RETAINED = {"e": (1, 1), "e0": (5, 0), BLOCK: (1, 1)}
+"""Solver steps always computed at the start and the end, by signal, as the authors' scripts have them."""
+
+BY_BLOCK = ("hunyuan", "cosmos")
+"""Families whose published fits are on the first block's modulated input; the others are judged by their time signals.
+
+Their time embedding is not the whole of what modulates a block: pooled text and guidance, or each block's own layers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +56,31 @@ class _Choice:
 
 def settle(options: Mapping[str, Any], facts: Facts) -> Settings:
     """The settings of a session; raises ``BadInput`` when the request does not lead to a polynomial that fits."""
-    model = model_id(facts)
+    model, signals = model_id(facts), signals_for(facts)
     wanted = options.get("signal")
+    if wanted is not None and wanted not in signals:
+        raise BadInput(
+            f"teacache: signal {wanted} is not what this model family is judged by, which is {' or '.join(signals)}; "
+            "leave signal out"
+        )
     coefficients, named = options.get("coefficients"), options.get("preset")
     if coefficients is not None and named is not None:
         raise BadInput("teacache: coefficients and preset both name a polynomial; give one of them")
     if coefficients is not None:
-        return _own(tuple(float(number) for number in coefficients), wanted or "e", options)
+        return _own(tuple(float(number) for number in coefficients), wanted or signals[0], options)
     choice = _named(str(named), wanted, facts) if named is not None else _known(model, wanted, facts)
+    if choice.preset.signal not in signals:
+        raise BadInput(
+            f"teacache: preset {choice.preset.id} was fitted on signal {choice.preset.signal}, and this model family "
+            f"is judged by {' or '.join(signals)}: give coefficients fitted on that"
+        )
     require_own("teacache", choice.lent, facts)
     return _from_preset(choice, options)
+
+
+def signals_for(facts: Facts) -> tuple[str, ...]:
+    """The signals that the model's family is judged by, the one taken by default first."""
+    return (BLOCK,) if facts.get("model.family") in BY_BLOCK else TIME_SIGNALS
 
 
 def _own(coefficients: tuple[float, ...], signal: str, options: Mapping[str, Any]) -> Settings:
@@ -110,7 +131,7 @@ def _settings(
 
 
 def _known(model: str, wanted: str | None, facts: Facts) -> _Choice:
-    """The shipped preset for a model id: one fitted on it before one borrowed, ``e`` before ``e0``."""
+    """The shipped preset for a model id: one fitted on it before one borrowed, in the order of the signals."""
     shipped = catalogue()
     fitted, borrowed = shipped.fitted.get(model, {}), shipped.borrowed.get(model, {})
     if not fitted and not borrowed:

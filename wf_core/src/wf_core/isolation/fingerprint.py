@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -56,14 +56,15 @@ class Fingerprint:
     classes: Mapping[str, Functions] = field(repr=False, factory=dict)
     run_state: Mapping[str, str] = field(repr=False, factory=dict)
 
-    def diff(self, other: Fingerprint, run_state: bool = True) -> list[str]:
+    def diff(self, other: Fingerprint, run_state: bool = True, moved: Collection[str] = ()) -> list[str]:
         """One line per difference of ``other``, taken later: component and path, then what changed.
 
         Below a module that was replaced, added or removed nothing more is listed. Contents are compared if both
-        fingerprints have them. ``run_state=False`` leaves out what the owner's own runs change as well.
+        fingerprints have them. ``run_state=False`` leaves out what the owner's own runs change as well, and ``moved``
+        where the tensors of components lie that these move.
         """
         lines, covered = structure_diff(self.structure, other.structure)
-        lines += tensor_diff(self.tensors, other.tensors, covered)
+        lines += tensor_diff(self.tensors, other.tensors, {*covered, *moved})
         lines += class_diff(self.classes, other.classes)
         if self.contents is not None and other.contents is not None:
             common = self.contents.keys() & other.contents.keys()

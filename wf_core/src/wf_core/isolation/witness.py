@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,9 @@ class Witness:
     What a user's own run of the base leaves on it (the scheduler's progress) is no difference. The process is watched
     only while plugin code may run (opening, each run, closing): between those moments its settings are the user's.
     """
+
+    moved: Collection[str] = ()
+    """Components that such a run moves: where their tensors lie is no difference either."""
 
     def __init__(self, base: Any, *, contents: bool) -> None:
         self._base = base
@@ -41,4 +44,4 @@ class Witness:
     def differences(self) -> list[str]:
         """What changed since, one line each; the base is left as it is found."""
         now = fingerprint(self._base, contents=self._contents)
-        return self._before.diff(now, run_state=False) + self._process
+        return self._before.diff(now, run_state=False, moved=self.moved) + self._process

@@ -44,6 +44,12 @@ class ModelFamily(ABC):
     def owned(self, base: Any) -> tuple[str, ...]:
         """Names of the pipeline's components that a session must copy; all others are shared."""
 
+    def moved(self, base: Any) -> tuple[str, ...]:
+        """Names of the components that the stock pipeline itself moves in its calls (a safety checker): that their
+        tensors lie elsewhere after a run is no change of the base.
+        """
+        return ()
+
     @abstractmethod
     def roots(self, components: Mapping[str, Any]) -> Mapping[str, nn.Module]:
         """The denoisers among the components, by expert name (``transformer``, ``transformer_2``)."""

@@ -91,6 +91,7 @@ class Session:
         try:
             with self._witness.watching(self.overlapped):
                 opened = open_copy(self._host, base, self.plan, known, extra)
+                self._witness.moved = opened.family.moved(base)
             self._settings.enter_context(process_global(_process_settings(self.plan, opened)))
             self._install(opened, known)
         except BaseException:

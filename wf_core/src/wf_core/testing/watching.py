@@ -25,8 +25,8 @@ class WatchedHost(Host):
     """A host that wraps the handlers of every technique it builds.
 
     ``bypassed``: the handlers are not called, as if the technique did nothing. ``calls`` lists each handler call as
-    (seam, whether the next layer was called); ``grad_left`` the seams at which a handler left the grad mode changed.
-    ``inside`` tells whether the current thread is in a plugin's own code.
+    (seam, whether the next layer was called and came to its end); ``grad_left`` the seams at which a handler left the
+    grad mode changed. ``inside`` tells whether the current thread is in a plugin's own code.
     """
 
     def __init__(self, discovery: Discovery) -> None:
@@ -82,9 +82,10 @@ class WatchedHost(Host):
 
             def next_layer(*given: Any) -> Any:
                 nonlocal went_on
-                went_on = True
                 with self.code(False):
-                    return inner(*given)
+                    output = inner(*given)
+                went_on = True
+                return output
 
             grad = torch.is_grad_enabled()
             with self.code(True):
