@@ -475,6 +475,19 @@ def test_memory_is_that_of_the_formula(variant, factor, dtype):
         assert sum(found.values()) == 2 * (blocks * (whole + part) + between)
 
 
+@pytest.mark.parametrize(("variant", "since"), [("dynamicblock", 2), ("dynamicblock each", 3)])
+def test_nothing_is_kept_of_a_call_that_no_skipped_one_follows(variant, since):
+    player = driver(variant, first=4, last=3)
+    player.begin(player.view(9))
+    kept = []
+    for step in range(9):
+        player.call(step, value(), total=9)
+        kept.append([tensor.data_ptr() for tensor in held(player)])
+    assert next(step for step in range(9) if kept[step]) == since
+    assert player.computed() == [0, 1, 2, 3, 6, 7, 8]
+    assert kept[5] == kept[6] == kept[7] == kept[8], "nothing new once the last steps are computed anyway"
+
+
 @every
 def test_the_kept_residual_is_used_as_it_was(variant):
     """In bf16 a residual that is derived anew from each skipped call drifts; this one stays the same tensor's."""

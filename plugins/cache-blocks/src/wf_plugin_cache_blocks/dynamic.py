@@ -101,19 +101,26 @@ class BlocksState(CacheState):
     def decide(self, step: Step, value: torch.Tensor) -> Decision:
         """At the start of a call: whether any block may be skipped. ``verdicts`` then holds what is known of each."""
         self.verdicts = {}
-        reason = self.ready(value)
+        window, reason = self._settings.window.reason(step.index, self._total(step)), self.ready(value)
         if reason:
             self._blocks, self.references, self._measured = {}, {}, None
-            return Decision(True, reason)
-        reason = self._settings.window.reason(step.index, step.total or self._steps)
-        if reason:
-            return Decision(True, reason)
+        if window or reason:
+            return Decision(True, window or reason)
         if self._settings.decide == FREE:
             return Decision(False, FREE)
         if self._measured is None:
             return Decision(True, "not-measured")
         self._judge_all(step, *self._measured)
         return decision_of(self.verdicts.values())
+
+    def serves(self, step: Step) -> bool:
+        """Whether what is kept of a call can serve a later one. A call is decided by what the two before it showed, by
+        one where each block decides alone.
+        """
+        window, total = self._settings.window, self._total(step)
+        ahead = 1 if self._settings.decide == FREE else 2
+        free = step.index + 1 < total - window.last if total else not window.last
+        return free and step.index + ahead >= window.first
 
     def measure(self, distances: list[torch.Tensor], over: list[int]) -> None:
         """A call is over: how far each block's input was from its reference, and how many steps that reference was old.
@@ -138,6 +145,9 @@ class BlocksState(CacheState):
     def held(self) -> Iterable[torch.Tensor]:
         blocks = (tensor for block in self._blocks.values() for tensor in block.held())
         return (*blocks, *self.references.values())
+
+    def _total(self, step: Step) -> int:
+        return step.total or self._steps
 
     def _judge_all(self, step: Step, distances: Reading, over: tuple[int, ...]) -> None:
         numbers = self._cache.read_back(distances.numbers())
@@ -211,6 +221,7 @@ class DynamicCall(Call):
         self._decision = cache.settle(state, step, entered)
         self._each = self._decision.reason == FREE
         self._comparison = Comparison(state, step.index)
+        self._serves = state.serves(step)
         self._last: tuple[Block, torch.Tensor, torch.Tensor] | None = None
         """The block that was computed last, with what is kept of its input and output."""
         self._left: torch.Tensor | None = None
@@ -225,10 +236,13 @@ class DynamicCall(Call):
         computed = verdict is None or verdict.compute or not block.computed_once
         if computed:
             output = self.run(inner, hidden_states)
-            self._keep(block, hidden_states, output)
+            if self._serves:
+                self._keep(block, hidden_states, output)
         else:
             output = hidden_states + block.residual()
         block.rule.took(computed)
+        if not self._serves:
+            return output
         refreshes = settings.refreshes(computed)
         if settings.decide != FREE:
             self._comparison.add(index, block, sample, refreshes)
