@@ -279,6 +279,16 @@ BAD: dict[str, Bad] = {
         """,
         fields=APPROXIMATE,
     ),
+    "writes-over-what-it-is-given": Bad(
+        EFFECTS,
+        ("at block writes over a tensor that it was given", "out of place"),
+        methods=_around("given = x", "inner(x).mul_(1.0)"),
+    ),
+    "writes-over-its-argument": Bad(
+        EFFECTS,
+        ("at block writes over a tensor that it was given",),
+        methods=_around("x.add_(0.0)"),
+    ),
     "writes-for-a-moment": Bad(
         EFFECTS,
         ("add_ on transformer.blocks.0.ffn.0.bias", "Replace the parameter"),

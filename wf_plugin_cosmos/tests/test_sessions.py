@@ -362,16 +362,22 @@ def tamper_weights(guard: Any) -> None:
     guard.model.weight.data += 1
 
 
-def tamper_hooks(guard: Any) -> None:
-    guard.register_forward_pre_hook(lambda *_: None)
+TAMPER = {
+    "hooks": lambda guard: guard.register_forward_pre_hook(lambda *_: None),
+    "dtype": lambda guard: guard.half(),
+    "gradients": lambda guard: guard.requires_grad_(False),
+    "buffer": lambda guard: guard.register_buffer("more", torch.zeros(1)),
+    "weights": tamper_weights,
+}
 
 
-@pytest.mark.parametrize("tamper", [tamper_weights, tamper_hooks])
+@pytest.mark.parametrize("how", TAMPER)
 def test_a_safety_checker_that_is_changed_is_a_change_of_the_base(
-    tamper: Any, host: Host, tiny: SimpleNamespace
+    how: str, host: Host, tiny: SimpleNamespace
 ) -> None:
-    guard = Guard()
-    session = host.session(tiny.pipe("p2", safety_checker=guard), {}, verify_contents=True)
+    guard, tamper = Guard(), TAMPER[how]
+    contents = how == "weights"
+    session = host.session(tiny.pipe("p2", safety_checker=guard), {}, verify_contents=contents)
     tamper(guard)
     with pytest.raises(BaseModified, match="safety_checker"):
         session.close()

@@ -60,11 +60,11 @@ class Fingerprint:
         """One line per difference of ``other``, taken later: component and path, then what changed.
 
         Below a module that was replaced, added or removed nothing more is listed. Contents are compared if both
-        fingerprints have them. ``run_state=False`` leaves out what the owner's own runs change as well, and ``moved``
-        where the tensors of components lie that these move.
+        fingerprints have them. ``run_state=False`` leaves out what the owner's own runs change as well; ``moved`` are
+        the components that these put on another device and back, which makes other tensors of the same form.
         """
         lines, covered = structure_diff(self.structure, other.structure)
-        lines += tensor_diff(self.tensors, other.tensors, {*covered, *moved})
+        lines += tensor_diff(self.tensors, other.tensors, covered, moved)
         lines += class_diff(self.classes, other.classes)
         if self.contents is not None and other.contents is not None:
             common = self.contents.keys() & other.contents.keys()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from wf_core.isolation.tensor_identity import TENSOR_FIELDS
@@ -91,8 +91,12 @@ def _hook_count(tables: Record) -> str:
     return ", ".join(f"{len(hooks)} in {key}" for key, hooks in tables) or "none"
 
 
-def tensor_diff(before: Records, after: Records, covered: set[str]) -> list[str]:
-    """Lines about tensors, but for those below a path in ``covered``."""
+WHERE = ("tensor object", "data pointer", "storage offset", "device", "version")
+"""What differs of a tensor that was moved to another device and back."""
+
+
+def tensor_diff(before: Records, after: Records, covered: set[str], moved: Collection[str] = ()) -> list[str]:
+    """Lines about tensors but for those below a path in ``covered``; below one in ``moved`` a move is no difference."""
     lines = []
     for path in sorted(before.keys() | after.keys()):
         old, new = before.get(path), after.get(path)
@@ -100,14 +104,17 @@ def tensor_diff(before: Records, after: Records, covered: set[str]) -> list[str]
             continue
         if old is None or new is None:
             lines.append(f"{path}: tensor {'added' if old is None else 'removed'}")
-        else:
-            lines.append(f"{path}: {', '.join(_tensor_changes(old, new)) or 'inner tensors changed'}")
+            continue
+        ignored = WHERE if below(path, set(moved)) else ()
+        changes = list(_tensor_changes(old, new, ignored))
+        if changes or not ignored:
+            lines.append(f"{path}: {', '.join(changes) or 'inner tensors changed'}")
     return lines
 
 
-def _tensor_changes(old: Record, new: Record) -> Iterator[str]:
+def _tensor_changes(old: Record, new: Record, ignored: Collection[str]) -> Iterator[str]:
     for name, a, b in zip(TENSOR_FIELDS, old, new, strict=False):
-        if a != b:
+        if a != b and name not in ignored:
             silent = name in ("tensor object", "data pointer")
             yield f"{name} {'replaced' if silent else f'{a} -> {b}'}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ from wf_core.kinds.techniques import Technique
 from wf_core.model.seams import Handler, Site
 from wf_core.plugins.discovery import Discovery
 
+Versions = list[tuple[torch.Tensor, int]]
+"""Tensors with the number of writes to each so far."""
 SYNCS = frozenset(
     {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique_consecutive"}
 )
@@ -26,7 +29,8 @@ class WatchedHost(Host):
 
     ``bypassed``: the handlers are not called, as if the technique did nothing. ``calls`` lists each handler call as
     (seam, whether the next layer was called and came to its end); ``grad_left`` the seams at which a handler left the
-    grad mode changed. ``inside`` tells whether the current thread is in a plugin's own code.
+    grad mode changed, ``overwritten`` those at which it wrote to a tensor that its technique had not made. ``inside``
+    tells whether the current thread is in a plugin's own code.
     """
 
     def __init__(self, discovery: Discovery) -> None:
@@ -34,6 +38,7 @@ class WatchedHost(Host):
         self.bypassed = False
         self.calls: list[tuple[str, bool]] = []
         self.grad_left: list[str] = []
+        self.overwritten: list[str] = []
         self.techniques: list[Technique] = []
         self._local = threading.local()
 
@@ -59,9 +64,9 @@ class WatchedHost(Host):
         return made
 
     def _wrap(self, technique: Technique) -> None:
-        handlers = technique.handlers
+        handlers, made = technique.handlers, Made()
         vars(technique)["handlers"] = lambda: {
-            seam: self._wrapped(seam, handler) for seam, handler in handlers().items()
+            seam: self._wrapped(seam, handler, made) for seam, handler in handlers().items()
         }
         for name in ("prepare", "begin", "end", "close", "check", "evidence"):
             vars(technique)[name] = self._marked(getattr(technique, name))
@@ -74,17 +79,19 @@ class WatchedHost(Host):
 
         return marked
 
-    def _wrapped(self, seam: str, handler: Handler) -> Handler:
+    def _wrapped(self, seam: str, handler: Handler, made: Made) -> Handler:
         def wrapped(inner: Callable[..., Any], site: Site, *args: Any) -> Any:
             if self.bypassed:
                 return inner(*args)
-            went_on = False
+            went_on, others = False, made.others(args)
 
             def next_layer(*given: Any) -> Any:
-                nonlocal went_on
+                nonlocal went_on, others
+                self._compare(seam, others)
                 with self.code(False):
                     output = inner(*given)
                 went_on = True
+                others = made.others((*args, output))
                 return output
 
             grad = torch.is_grad_enabled()
@@ -92,10 +99,43 @@ class WatchedHost(Host):
                 result = handler(next_layer, site, *args)
             if torch.is_grad_enabled() != grad:
                 self.grad_left.append(seam)
+            self._compare(seam, others)
+            made.note(result, others)
             self.calls.append((seam, went_on))
             return result
 
         return wrapped
+
+    def _compare(self, seam: str, others: Versions) -> None:
+        if any(tensor._version != version for tensor, version in others):
+            self.overwritten.append(seam)
+
+
+class Made:
+    """The tensors that one technique's handlers gave and that nobody had given them: these they may write to."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def others(self, values: Any) -> Versions:
+        """The tensors among values, and in tuples among them, that are not the technique's own, and their versions."""
+        found = (part for value in values for part in (value if isinstance(value, tuple) else (value,)))
+        return [
+            (part, part._version)
+            for part in found
+            if isinstance(part, torch.Tensor) and not part.is_inference() and not self._is_own(part)
+        ]
+
+    def note(self, result: Any, others: Versions) -> None:
+        """A handler gave this; what is among ``others`` it only passed on."""
+        given = {id(tensor) for tensor, _ in others}
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, torch.Tensor) and id(part) not in given:
+                self._own[id(part)] = weakref.ref(part)
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        known = self._own.get(id(tensor))
+        return known is not None and known() is tensor
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -14,7 +14,9 @@ from wf_core.testing.watching import Operators, WatchedHost
 
 @check("feature", after=("base_is_untouched_after_success",))
 def declared_effects_match_what_is_seen(case: FeatureCase) -> None:
-    """No undeclared wait for the device, random draw, skipped block, or passing write to a weight or the grad mode."""
+    """No undeclared wait for the device, random draw, skipped block, or passing write to a weight, the grad mode or a
+    tensor that others gave.
+    """
     declared = {rule.effect.name for rule in case.feature.effects}
     host = case.watched()
     seen = Operators(host, _weights(case.pipe))
@@ -42,6 +44,11 @@ def declared_effects_match_what_is_seen(case: FeatureCase) -> None:
         raise Nonconformity(
             f"a handler at {host.grad_left[0]} leaves the grad mode changed for the layers around it: use "
             "`with torch.no_grad():` (or enable_grad) around your own computation, which puts it back."
+        )
+    if host.overwritten:
+        raise Nonconformity(
+            f"a handler at {host.overwritten[0]} writes over a tensor that it was given: others may keep it. Compute "
+            "out of place, or write to tensors of your own."
         )
     _check_skips(case, host, declared)
 
