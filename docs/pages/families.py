@@ -21,8 +21,11 @@ from wf_core.manifests.vocabulary import KINDS, SEAMS
 from wf_core.plugins.catalog import Offer
 from wf_core.plugins.discovery import Discovery
 from wf_core.resolving.matrix import REFUSED, UNTESTED, WORLDS, Entry, judge_alone, needed_world
+from wf_core.resolving.plan import Violation
 
 PAGE, DEVICE = "docs/families.md", "h200"
+NOT_OF_FAMILY = "WF-M001"
+"""Beside it no other code is shown: what else stands against a feature that the family has not says nothing."""
 MODELS = (
     "wan2.1-t2v-1.3b",
     "wan2.2-ti2v-5b",
@@ -109,7 +112,7 @@ def _kind(kind: str, rows: Sequence[Row]) -> str:
 
 def _cell(entry: Entry) -> str:
     if entry.alone == REFUSED and not entry.needs_world:
-        return codes(entry.codes)
+        return codes(sorted({violation.code for violation in _told(entry)}))
     legal = "judged" if entry.offer.declared_only else "yes"
     if entry.alone == UNTESTED:
         return f"{legal}, untested ({codes(entry.codes)})"
@@ -121,7 +124,7 @@ def _reasons(rows: Sequence[Row]) -> str:
     found: dict[str, dict[str, str]] = {}
     for row in rows:
         for model, entry in zip(MODELS, row.entries, strict=True):
-            for violation in entry.violations if _shown(entry) else ():
+            for violation in _told(entry):
                 found.setdefault(violation.code, {}).setdefault(
                     violation.reason, f"{code(row.name)} on {code(model)}"
                 )
@@ -130,9 +133,12 @@ def _reasons(rows: Sequence[Row]) -> str:
     )
 
 
-def _shown(entry: Entry) -> bool:
-    """Whether its codes stand in the table."""
-    return not (entry.alone == REFUSED and entry.needs_world)
+def _told(entry: Entry) -> tuple[Violation, ...]:
+    """What stands against it, of which the codes are in the table."""
+    if entry.alone == REFUSED and entry.needs_world:
+        return ()
+    alone = tuple(violation for violation in entry.violations if violation.code == NOT_OF_FAMILY)
+    return alone or entry.violations
 
 
 def _reason(says: str | None, told: dict[str, str]) -> str:

@@ -238,8 +238,8 @@ def bind(pipe: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return dict(bound.arguments)
 
 
-def output(pipe: Any, arguments: Mapping[str, Any]) -> torch.Tensor:
-    result = pipe(**arguments, generator=torch.Generator().manual_seed(0))
+def output(pipe: Any, arguments: Mapping[str, Any], seed: int = 0) -> torch.Tensor:
+    result = pipe(**arguments, generator=torch.Generator().manual_seed(seed))
     frames: torch.Tensor = result.images if hasattr(result, "images") else result.frames
     return frames
 

@@ -156,12 +156,24 @@ class Measures(Calibrator):
         return {}
 
 
-@pytest.mark.parametrize(("part", "refused"), [(Keeps(), True), (Measures(), True), (Technique(), False)])
+@pytest.mark.parametrize(
+    ("part", "effects", "refused"),
+    [
+        (Keeps(), frozenset(), True),
+        (Measures(), None, True),
+        (Technique(), frozenset(), False),
+        (Technique(), frozenset({"holds-request-tensors"}), False),
+        (Technique(), frozenset({"host-state"}), True),
+        (Technique(), None, True),
+    ],
+    ids=["cache", "calibrator", "no effect", "tensors of the request", "state", "not declared"],
+)
 def test_what_is_kept_between_steps_would_reach_the_next_chunk(
-    part: Technique, refused: bool, tiny: SimpleNamespace
+    part: Technique, effects: frozenset[str] | None, refused: bool, tiny: SimpleNamespace
 ) -> None:
     pipe, opened = tiny.open_pipe(tiny.pipe("transfer"), "denoiser", "stack", "attention")
     opened.wiring.techniques = {"mine": part}
+    opened.wiring.effects = {} if effects is None else {"mine": effects}
 
     def problems(**sizes: Any) -> tuple[str, ...]:
         given = tiny.bind(pipe, tiny.arguments("transfer", **sizes))
@@ -171,5 +183,5 @@ def test_what_is_kept_between_steps_would_reach_the_next_chunk(
     assert problems() == ()
     found = problems(**LONG)
     assert bool(found) is refused
-    assert all("in 2 chunks" in text and "what mine would keep" in text for text in found)
+    assert all("in 2 chunks" in text and "what mine may keep" in text for text in found)
     assert all("at most 5 frames" in text for text in found)

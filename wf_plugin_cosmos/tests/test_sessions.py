@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from itertools import cycle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -298,9 +299,71 @@ def test_what_only_counts_calls_or_keeps_text_runs_over_several_chunks(
 
 def test_what_goes_by_the_steps_is_refused_over_several_chunks(host: Host, tiny: SimpleNamespace) -> None:
     with host.session(tiny.pipe("transfer"), {"cfg_gate_step": 0.5}) as session:
-        with pytest.raises(Refused, match=r"in 2 chunks.*what cfg-gate would keep.*at most 5 frames"):
+        with pytest.raises(Refused, match=r"in 2 chunks.*what cfg-gate may keep.*at most 5 frames"):
             tiny.output(session.pipe, tiny.arguments("transfer", **LONG))
         assert tiny.output(session.pipe, tiny.arguments("transfer", num_inference_steps=4)).isfinite().all()
+
+
+OTHERS = """
+schema = 1
+name = "others"
+api = 1
+kind = "fusion"
+summary = "Residuals that go by the calls before, and residuals that do not"
+
+[[feature]]
+name = "{name}"
+tier = "exact"
+seams = ["gated_residual"]
+effects = [{effects}]
+evidence = [{{ counter = "calls", at_least = 1 }}]
+example = {{ {name} = true }}
+
+[[switch]]
+name = "{name}"
+feature = "{name}"
+form = "flag"
+off = [false]
+doc = "Residuals of somebody else."
+"""
+CODE = """
+from wf_core.api import Technique, hookimpl
+
+
+class Residual(Technique):
+    def handlers(self):
+        return {"gated_residual": self.add}
+
+    def add(self, inner, site, *args):
+        self.counters.add("calls")
+        return inner(*args)
+
+
+@hookimpl
+def wf_fusion(feature, options, facts):
+    return Residual()
+"""
+
+
+@pytest.mark.parametrize(("name", "effects"), [("remembers", '"host-state@gated_residual"'), ("plain", "")])
+def test_what_somebody_else_declares_as_state_is_refused_over_several_chunks(
+    name: str, effects: str, tiny: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no cache of the host's, but a technique of its own: what it declares decides."""
+    package = tmp_path / f"wf_plugin_{name}"
+    package.mkdir()
+    (package / "__init__.py").write_text(CODE)
+    (package / "wf-plugin.toml").write_text(OTHERS.format(name=name, effects=effects))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = tiny.arguments("transfer", **LONG, num_inference_steps=1, output_type="latent")
+    with host_of("wf_plugin_cosmos", package / "wf-plugin.toml").session(
+        tiny.pipe("transfer"), {name: True}
+    ) as session:
+        if not effects:
+            assert tiny.output(session.pipe, given).isfinite().all()
+            return
+        with pytest.raises(Refused, match=r"in 2 chunks.*what remembers may keep.*at most 5 frames"):
+            tiny.output(session.pipe, given)
 
 
 # --- the dtype of the weights -----------------------------------------------------------------------------------------

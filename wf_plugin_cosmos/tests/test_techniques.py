@@ -11,32 +11,24 @@ from typing import Any
 import pytest
 import torch
 
-from wf_core import Host, Refused
+from support.cache_requests import (
+    CACHES,
+    LINE,
+    STEPS,
+    WRONG,
+    Clips,
+    Driver,
+    asked,
+    check_a_new_begin,
+    check_branches,
+    check_what_is_skipped,
+    codes,
+    other_size,
+    skipping,
+)
+from wf_core import Host
 
-STEPS = 6
-BRANCHES = ("transformer/cond", "transformer/uncond")
-LINE = [1.0, 0.0]
-CACHES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
-    "teacache": ({"coefficients": LINE, "threshold": 0.0}, {"coefficients": LINE, "threshold": 10.0}, [0, 5]),
-    "custom": ({"coefficients": LINE, "threshold": 0.0}, {"coefficients": LINE, "threshold": 10.0}, [0, 5]),
-    "magcache": (
-        {"ratios": [1.0] * STEPS, "threshold": 0.0},
-        {"ratios": [1.0] * STEPS, "threshold": 1.0, "retention_ratio": 0.0},
-        [0, 3],
-    ),
-    "adacache": ({"threshold": 0.0}, {"thresholds": [1.0], "rates": [2]}, [0, 1, 3, 5]),
-    "taylorseer": ({"interval": 1}, {"interval": 2, "last": 0}, [0, 2, 4]),
-    "blocktaylorseer": ({"pattern": [True]}, {"pattern": [True, False], "last": 0}, [0, 2, 4]),
-    "firstblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0]),
-    "dualblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0]),
-    "dynamicblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0, 1]),
-    "easycache": ({"threshold": 0.0, "first": 2}, {"threshold": 10.0, "first": 2}, [0, 1, 5]),
-}
-"""Options at which nothing is skipped, at which everything is that may be, and the steps computed then."""
-OF_BLOCKS = {"first": 1, "last": 0}
-OF_PARTS = {"front_blocks": 1, "tail_blocks": 0}
-WEIGHED = {"teacache", "custom", "easycache", "adacache", "firstblock", "dualblock", "dynamicblock"}
-"""Those that look at values: they wait for the device, once a call at most."""
+TIMES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
 
 pytestmark = [
     pytest.mark.usefixtures("torchvision"),
@@ -50,27 +42,17 @@ def host() -> Host:
 
 
 @pytest.fixture(scope="module")
-def plains() -> dict[str, torch.Tensor]:
-    """Clips without any feature, by kind."""
+def made() -> dict[str, Clips]:
+    """Clips without a cache, by kind, made when they are first asked for."""
     return {}
 
 
-def asked(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    own = {
-        **(OF_BLOCKS if "residual_diff_threshold" in options else {}),
-        **(OF_PARTS if name == "dualblock" else {}),
-    }
-    return {"feature_cache": {"algorithm": name, **own, **options}}
-
-
-def skipping(name: str) -> dict[str, Any]:
-    return asked(name, CACHES[name][1])
-
-
-def run(host: Host, tiny: SimpleNamespace, kind: str, request: dict[str, Any], **more: Any) -> Any:
-    given = tiny.arguments(kind, **{"num_inference_steps": STEPS, **more})
-    with host.session(tiny.pipe(kind), request) as session:
-        return tiny.output(session.pipe, given), session.report
+def clips_of(kind: str, made: dict[str, Clips], tiny: SimpleNamespace) -> Clips:
+    if kind not in made:
+        pipe, given = tiny.pipe(kind), tiny.arguments(kind, num_inference_steps=STEPS)
+        plain, other = tiny.output(pipe, given), tiny.output(pipe, given, seed=1)
+        made[kind] = Clips(pipe, lambda on: tiny.output(on, given), plain, other)
+    return made[kind]
 
 
 @pytest.mark.parametrize(
@@ -86,23 +68,9 @@ def run(host: Host, tiny: SimpleNamespace, kind: str, request: dict[str, Any], *
     ],
 )
 def test_a_cache_skips_what_it_may_and_nothing_else(
-    name: str, kind: str, host: Host, tiny: SimpleNamespace, plains: dict[str, torch.Tensor]
+    name: str, kind: str, host: Host, tiny: SimpleNamespace, made: dict[str, Clips]
 ) -> None:
-    dense, _, computed = CACHES[name]
-    if kind not in plains:
-        plains[kind] = tiny.output(tiny.pipe(kind), tiny.arguments(kind, num_inference_steps=STEPS))
-    plain = plains[kind]
-    out, _ = run(host, tiny, kind, asked(name, dense))
-    assert torch.equal(out, plain)
-    out, report = run(host, tiny, kind, skipping(name))
-    assert report["effective"][name]["state"] == "effective" and report["fallbacks"] == []
-    assert report["identity"] == "ordinal"
-    rows = report["steps"]["caches"][name]["branches"]
-    assert {branch: row["computed"] for branch, row in rows.items()} == dict.fromkeys(BRANCHES, computed)
-    seen = report["effective"][name]["evidence"]
-    assert (seen["computed"], seen["skipped"]) == (2 * len(computed), 2 * (STEPS - len(computed)))
-    assert (0 < seen.get("host_syncs", 0) <= 2 * STEPS) == (name in WEIGHED)
-    assert 0 < float((out - plain).norm() / plain.norm()) < 0.7
+    check_what_is_skipped(name, host, clips_of(kind, made, tiny), "ordinal")
 
 
 @pytest.mark.parametrize("name", CACHES)
@@ -110,65 +78,26 @@ def test_a_cache_begins_anew_after_an_abort_and_at_another_size(
     name: str, host: Host, tiny: SimpleNamespace
 ) -> None:
     pipe, given = tiny.pipe("p2"), tiny.arguments("p2", num_inference_steps=STEPS)
-    other = {"height": 48, "num_inference_steps": STEPS if name == "magcache" else 4}
-    fresh, _ = run(host, tiny, "p2", skipping(name), **other)
 
-    def abort(pipe: Any, index: int, *_: Any) -> Any:
+    def call(on: Any, **changes: Any) -> torch.Tensor:
+        out: torch.Tensor = tiny.output(on, {**given, **changes})
+        return out
+
+    def stop(pipe: Any, index: int, *_: Any) -> Any:
         if index == 1:
             raise KeyError("enough")
         return {}
 
-    with host.session(pipe, skipping(name)) as session:
-        first = tiny.output(session.pipe, given)
-        with pytest.raises(KeyError):
-            session.pipe(**given, callback_on_step_end=abort)
-        assert session.held_bytes() == 0
-        assert torch.equal(tiny.output(session.pipe, {**given, **other}), fresh)
-        assert torch.equal(tiny.output(session.pipe, given), first)
-        assert session.held_bytes() == 0
+    def abort(session: Any) -> None:
+        call(session.pipe, callback_on_step_end=stop)
 
-
-TIMES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
-
-
-def driven(
-    session: Any, given: dict[str, Any], texts: tuple[torch.Tensor, torch.Tensor], swapped: int = -1
-) -> list[torch.Tensor]:
-    """What the transformer gives for each call, conditional before unconditional but at the step ``swapped``."""
-    outs = []
-    with session.run(timesteps=TIMES, branches=2, num_frames=9), torch.no_grad():
-        for index, time in enumerate(TIMES):
-            for text in reversed(texts) if index == swapped else texts:
-                latents = given["hidden_states"] * (1.0 - 0.05 * index)
-                now = {
-                    "hidden_states": latents,
-                    "timestep": torch.tensor([time]),
-                    "encoder_hidden_states": text,
-                }
-                outs.append(session.pipe.transformer(**{**given, **now})[0])
-    return outs
+    check_a_new_begin(host, pipe, skipping(name), call, abort, other_size(name))
 
 
 @pytest.mark.parametrize("name", [*CACHES, "cfg-gate"])
 def test_branches_are_kept_apart_or_computed(name: str, host: Host, tiny: SimpleNamespace) -> None:
-    """No branch sees the other's tensors; where the driver changes their order, calls are computed, and told."""
-    pipe, given = tiny.pipe("p1"), tiny.call("p1")
-    text = given["encoder_hidden_states"]
-    texts = text, text * 0.5
     request = {"cfg_gate_step": 0.3} if name == "cfg-gate" else skipping(name)
-    with host.session(pipe, {}) as session:
-        dense = driven(session, given, texts, swapped=3)
-    with host.session(pipe, request) as session:
-        outs = driven(session, given, texts)
-        others = driven(session, given, (text, text * 3.0))
-        assert all(torch.equal(a, b) for a, b in zip(outs[::2], others[::2], strict=True))
-        assert not torch.equal(outs[1], others[1])
-        mixed = driven(session, given, texts, swapped=3)
-        report = session.report
-    assert all(torch.equal(a, b) for a, b in zip(mixed[:6], outs[:6], strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(mixed[6:8], dense[6:8], strict=True))
-    assert report["identity"].startswith("ambiguous")
-    assert [row["count"] for row in report["fallbacks"] if "could not be told" in row["reason"]] == [2]
+    check_branches(host, tiny.pipe("p1"), request, Driver(tiny.call("p1"), TIMES, {"num_frames": 9}))
 
 
 @pytest.mark.parametrize(("times", "computed"), [(1.0 + 1e-4, [0]), (1.0 - 1e-4, [0, 3])])
@@ -204,20 +133,12 @@ def test_the_signal_is_the_first_blocks_modulated_input(
 
 @pytest.mark.parametrize(
     ("request_", "code"),
-    [
-        ({"teacache": True}, "WF-K001"),
-        ({"magcache": True}, "WF-K010"),
-        ({"feature_cache": {"algorithm": "teacache", "coefficients": LINE, "signal": "e"}}, "WF-K005"),
-        ({"feature_cache": {"algorithm": "custom", "coefficients": LINE, "signal": "e0"}}, "WF-K044"),
-        ({"feature_cache": {"algorithm": "dualblock", "residual_diff_threshold": 0.1}}, "WF-K051"),
-    ],
+    [*WRONG, ({"feature_cache": {"algorithm": "dualblock", "residual_diff_threshold": 0.1}}, "WF-K051")],
 )
 def test_what_would_be_wrong_here_is_refused(
     request_: dict[str, Any], code: str, host: Host, tiny: SimpleNamespace
 ) -> None:
-    with pytest.raises(Refused) as refused:
-        host.session(tiny.pipe("p2"), request_)
-    assert code in {violation.code for violation in refused.value.refusal.violations}
+    assert code in codes(host, tiny.pipe("p2"), request_)
 
 
 def test_published_numbers_are_known_by_the_models_name(host: Host, tiny: SimpleNamespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,22 @@ from typing import Any
 import pytest
 import torch
 
+from support.cache_requests import (
+    CACHES,
+    STEPS,
+    WRONG,
+    Clips,
+    Driver,
+    asked,
+    check_a_new_begin,
+    check_branches,
+    check_what_is_skipped,
+    codes,
+    other_size,
+    skipping,
+)
 from wf_core import Host, Refused
 from wf_core.testing import fingerprint
-
-STEPS = 6
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +44,8 @@ def base(tiny: SimpleNamespace) -> dict[str, Any]:
     return found
 
 
-def call(pipe: Any, given: dict[str, Any]) -> torch.Tensor:
-    frames: torch.Tensor = pipe(**given, generator=torch.Generator().manual_seed(0)).frames
+def call(pipe: Any, given: dict[str, Any], seed: int = 0) -> torch.Tensor:
+    frames: torch.Tensor = pipe(**given, generator=torch.Generator().manual_seed(seed)).frames
     return frames
 
 
@@ -40,12 +53,6 @@ def run(host: Host, pipe: Any, given: dict[str, Any], request: dict[str, Any]) -
     with host.session(pipe, request) as session:
         out = call(session.pipe, given)
     return out, session.report
-
-
-def codes(host: Host, pipe: Any, given: dict[str, Any], request: dict[str, Any]) -> set[str]:
-    with pytest.raises(Refused) as refused:
-        run(host, pipe, given, request)
-    return {violation.code for violation in refused.value.refusal.violations}
 
 
 def state_of(report: Any, feature: str) -> str:
@@ -70,8 +77,8 @@ def test_providers_of_attention_are_right_on_padded_prompts(
 def test_providers_that_this_machine_lacks_are_refused(name: str, host: Host, base: dict[str, Any]) -> None:
     if torch.cuda.is_available():
         pytest.skip("they may run here")
-    pipe, given, _ = base["t2v"]
-    assert codes(host, pipe, given, {"attention_backend": name}) & {"WF-A001", "WF-A020", "WF-A040"}
+    pipe = base["t2v"][0]
+    assert codes(host, pipe, {"attention_backend": name}) & {"WF-A001", "WF-A020", "WF-A040"}
 
 
 @pytest.mark.parametrize("kind", ["t2v", "1.5"])
@@ -84,61 +91,28 @@ def test_packed_projections_are_right(kind: str, host: Host, base: dict[str, Any
 
 # --- feature caches ---------------------------------------------------------------------------------------------------
 
-LINE = [1.0, 0.0]
-CACHES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
-    "teacache": ({"coefficients": LINE, "threshold": 0.0}, {"coefficients": LINE, "threshold": 10.0}, [0, 5]),
-    "custom": ({"coefficients": LINE, "threshold": 0.0}, {"coefficients": LINE, "threshold": 10.0}, [0, 5]),
-    "magcache": (
-        {"ratios": [1.0] * STEPS, "threshold": 0.0},
-        {"ratios": [1.0] * STEPS, "threshold": 1.0, "retention_ratio": 0.0},
-        [0, 3],
-    ),
-    "adacache": ({"threshold": 0.0}, {"thresholds": [1.0], "rates": [2]}, [0, 1, 3, 5]),
-    "taylorseer": ({"interval": 1}, {"interval": 2, "last": 0}, [0, 2, 4]),
-    "blocktaylorseer": ({"pattern": [True]}, {"pattern": [True, False], "last": 0}, [0, 2, 4]),
-    "firstblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0]),
-    "dualblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0]),
-    "dynamicblock": ({"residual_diff_threshold": 0.0}, {"residual_diff_threshold": 10.0}, [0, 1]),
-    "easycache": ({"threshold": 0.0, "first": 2}, {"threshold": 10.0, "first": 2}, [0, 1, 5]),
-}
-"""Options at which nothing is skipped, at which everything is that may be, and the steps computed then."""
-OF_BLOCKS = {"first": 1, "last": 0}
-OF_PARTS = {"front_blocks": 1, "tail_blocks": 1}
-WEIGHED = {"teacache", "custom", "easycache", "adacache", "firstblock", "dualblock", "dynamicblock"}
-"""Those that look at values: they wait for the device, once a call at most."""
+TAIL = 1
+"""Blocks of dualblock's tail: two and two blocks leave two to skip."""
+TIMES = (900.0, 700.0, 500.0, 300.0, 200.0, 100.0)
 
 
-def asked(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    own = {
-        **(OF_BLOCKS if "residual_diff_threshold" in options else {}),
-        **(OF_PARTS if name == "dualblock" else {}),
+@pytest.fixture(scope="module")
+def clips(base: dict[str, Any]) -> dict[str, Clips]:
+    """What a cache's clips are compared with, by kind."""
+    return {
+        kind: Clips(pipe, lambda on, given=given: call(on, given), plain, call(pipe, given, seed=1))
+        for kind, (pipe, given, plain) in base.items()
     }
-    return {"feature_cache": {"algorithm": name, **own, **options}}
-
-
-def skipping(name: str) -> dict[str, Any]:
-    return asked(name, CACHES[name][1])
 
 
 @pytest.mark.parametrize("kind", ["t2v", "replace", "1.5"])
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache_skips_what_it_may_and_nothing_else(
-    name: str, kind: str, host: Host, base: dict[str, Any]
+    name: str, kind: str, host: Host, clips: dict[str, Clips]
 ) -> None:
     """Named branches, branches that are told by the number of the call alone, and a guider's."""
-    pipe, given, plain = base[kind]
-    dense, _, computed = CACHES[name]
-    out, _ = run(host, pipe, given, asked(name, dense))
-    assert torch.equal(out, plain)
-    out, report = run(host, pipe, given, skipping(name))
-    assert state_of(report, name) == "effective" and report["fallbacks"] == []
-    rows = report["steps"]["caches"][name]["branches"]
-    assert {branch: row["computed"] for branch, row in rows.items()} == dict.fromkeys(BRANCHES, computed)
-    seen = report["effective"][name]["evidence"]
-    assert (seen["computed"], seen["skipped"]) == (2 * len(computed), 2 * (STEPS - len(computed)))
-    assert (0 < seen.get("host_syncs", 0) <= 2 * STEPS) == (name in WEIGHED)
-    assert report["identity"] == ("ordinal" if kind == "replace" else "context-name")
-    assert 0 < float((out - plain).norm() / plain.norm()) < 0.3
+    identity = "ordinal" if kind == "replace" else "context-name"
+    check_what_is_skipped(name, host, clips[kind], identity, TAIL)
 
 
 @pytest.mark.parametrize("name", CACHES)
@@ -146,78 +120,32 @@ def test_a_cache_begins_anew_after_an_abort_and_at_another_size(
     name: str, host: Host, base: dict[str, Any]
 ) -> None:
     pipe, given, _ = base["t2v"]
-    other = {**given, "height": 48, "num_inference_steps": 4}
-    if name == "magcache":
-        other["num_inference_steps"] = STEPS
-    fresh, _ = run(host, pipe, other, skipping(name))
-    with host.session(pipe, skipping(name)) as session:
-        first = call(session.pipe, given)
-        calls = 0
+
+    def abort(session: Any) -> None:
+        calls = itertools.count(1)
 
         def fail(*_: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 4:
+            if next(calls) == 4:
                 raise KeyError("stop here")
 
         handle = session.pipe.transformer.norm_out.register_forward_pre_hook(fail)
-        with pytest.raises(KeyError):
+        try:
             call(session.pipe, given)
-        handle.remove()
-        assert session.held_bytes() == 0
-        assert torch.equal(call(session.pipe, other), fresh)
-        assert torch.equal(call(session.pipe, given), first)
-        assert session.held_bytes() == 0
+        finally:
+            handle.remove()
 
+    def again(on: Any, **changes: Any) -> torch.Tensor:
+        return call(on, {**given, **changes})
 
-BRANCHES = ("transformer/cond", "transformer/uncond")
-TIMES = (900.0, 700.0, 500.0, 300.0, 200.0, 100.0)
-
-
-def driven(
-    session: Any, given: dict[str, Any], texts: tuple[torch.Tensor, torch.Tensor], swapped: int = -1
-) -> list[torch.Tensor]:
-    """What the transformer gives for each call of a driver that names no branch, conditional before unconditional but
-    at the step ``swapped``.
-    """
-    outs = []
-    with session.run(timesteps=TIMES, branches=2), torch.no_grad():
-        for index, time in enumerate(TIMES):
-            for text in reversed(texts) if index == swapped else texts:
-                latents = given["hidden_states"] * (1.0 - 0.05 * index)
-                now = {
-                    "hidden_states": latents,
-                    "timestep": torch.tensor([time]),
-                    "encoder_hidden_states": text,
-                }
-                outs.append(session.pipe.transformer(**{**given, **now})[0])
-    return outs
+    check_a_new_begin(host, pipe, skipping(name, TAIL), again, abort, other_size(name))
 
 
 @pytest.mark.parametrize("name", CACHES)
 def test_branches_that_nobody_names_are_kept_apart_or_computed(
     name: str, host: Host, base: dict[str, Any], tiny: SimpleNamespace
 ) -> None:
-    """No branch sees the other's tensors; where the driver changes their order, calls are computed, and told."""
-    pipe, given = base["t2v"][0], tiny.call("t2v")
-    text = given["encoder_hidden_states"]
-    texts = text, text * 0.5
-    with host.session(pipe, {}) as session:
-        dense = driven(session, given, texts, swapped=3)
-    with host.session(pipe, skipping(name)) as session:
-        outs = driven(session, given, texts)
-        assert session.report["identity"] == "ordinal"
-        others = driven(session, given, (text, text * 3.0))
-        assert all(torch.equal(a, b) for a, b in zip(outs[::2], others[::2], strict=True))
-        assert not torch.equal(outs[1], others[1])
-        mixed = driven(session, given, texts, swapped=3)
-        report = session.report
-    assert all(torch.equal(a, b) for a, b in zip(mixed[:6], outs[:6], strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(mixed[6:8], dense[6:8], strict=True))
-    assert report["identity"].startswith("ambiguous")
-    assert {row["reason"][:46]: row["count"] for row in report["fallbacks"]} == {
-        "the step and branch of a call could not be tol": 2
-    }
+    report = check_branches(host, base["t2v"][0], skipping(name, TAIL), Driver(tiny.call("t2v"), TIMES))
+    assert len(report["fallbacks"]) == 1
 
 
 def test_blocks_of_both_kinds_are_counted_together(host: Host, base: dict[str, Any]) -> None:
@@ -240,22 +168,11 @@ def test_a_model_without_blocks_to_skip_is_refused(host: Host, tiny: SimpleNames
         call(session.pipe, tiny.arguments("t2v"))
 
 
-@pytest.mark.parametrize(
-    ("request_", "code"),
-    [
-        ({"cfg_gate_step": 0.5}, "WF-M001"),
-        ({"teacache": True}, "WF-K001"),
-        ({"magcache": True}, "WF-K010"),
-        ({"feature_cache": {"algorithm": "teacache", "coefficients": LINE, "signal": "e"}}, "WF-K005"),
-        ({"feature_cache": {"algorithm": "custom", "coefficients": LINE, "signal": "e0"}}, "WF-K044"),
-        ({"feature_cache": {"algorithm": "firstblock"}}, "WF-K050"),
-    ],
-)
+@pytest.mark.parametrize(("request_", "code"), [*WRONG, ({"cfg_gate_step": 0.5}, "WF-M001")])
 def test_what_would_be_wrong_here_is_refused(
     request_: dict[str, Any], code: str, host: Host, base: dict[str, Any]
 ) -> None:
-    pipe, given, _ = base["t2v"]
-    assert code in codes(host, pipe, given, request_)
+    assert code in codes(host, base["t2v"][0], request_)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class Driver(CacheDriver):
         self.model = model if model is not None else Curved()
         self.hints = hints or {}
         functions = self.model.functions()
-        super().__init__(cache, functions, facts=Facts.of({"model.layers": len(functions)}, "test"))
+        super().__init__(cache, functions, facts=Facts.of({"model.blocks": len(functions)}, "test"))
 
     def _run_blocks(self, x: torch.Tensor) -> torch.Tensor:
         for index, block in enumerate(self.blocks):

@@ -408,7 +408,7 @@ def test_a_second_run_starts_clean_whatever_its_size(variant):
 def test_a_model_whose_experts_differ_in_depth_is_followed_as_it_is(variant):
     """The facts tell one depth. What was kept between the wrong blocks would be wrong: it is not used."""
     player = driver(variant)
-    player.facts = type(player.facts).of({"model.layers": 4}, "test")  # it has five
+    player.facts = type(player.facts).of({"model.blocks": 4}, "test")  # it has five
     player.begin(player.view(6))
     x = value()
     for step in range(6):
@@ -430,10 +430,10 @@ def test_a_model_of_unknown_depth_is_measured_by_its_first_call(variant):
 
 def test_a_model_without_blocks_to_skip_is_refused():
     player = driver("dualblock", front_blocks=3, tail_blocks=2)
-    (reason,) = player.cache.check(player.view(6, facts={"model.layers": 5}))
+    (reason,) = player.cache.check(player.view(6, facts={"model.blocks": 5}))
     assert "first 3" in reason and "last 2 of 5" in reason and "front_blocks" in reason
-    assert not list(player.cache.check(player.view(6, facts={"model.layers": 6})))
-    (reason,) = driver("firstblock").cache.check(player.view(6, facts={"model.layers": 1}))
+    assert not list(player.cache.check(player.view(6, facts={"model.blocks": 6})))
+    (reason,) = driver("firstblock").cache.check(player.view(6, facts={"model.blocks": 1}))
     assert "front_blocks" not in reason, "firstblock has no such option"
 
 

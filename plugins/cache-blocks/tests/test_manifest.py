@@ -41,15 +41,17 @@ def test_three_caches_share_the_one_place_of_a_cache(manifest):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_threshold_must_be_given(manifest, name):
     assert manifest.feature(name).option("residual_diff_threshold").default is None
-    assert unmet(manifest, name, {}, model_layers=30) == ["WF-K050"]
-    assert unmet(manifest, name, {"residual_diff_threshold": 0.08}, model_layers=30) == []
+    assert unmet(manifest, name, {}, model_blocks=30) == ["WF-K050"]
+    assert unmet(manifest, name, {"residual_diff_threshold": 0.08}, model_blocks=30) == []
     assert dict(manifest.feature(name).example)["feature_cache"]["residual_diff_threshold"] > 0
 
 
 def test_dualblock_needs_blocks_that_it_could_skip(manifest):
-    given, wan = {"residual_diff_threshold": 0.08}, {"model_layers": 4, "model_family": "wan"}
-    assert set(unmet(manifest, "dualblock", given, **wan)) == {"WF-K051"}
-    assert unmet(manifest, "dualblock", {**given, "front_blocks": 1, "tail_blocks": 1}, **wan) == []
+    given, few = {"residual_diff_threshold": 0.08}, {"model_layers": 30, "model_blocks": 4}
+    assert unmet(manifest, "dualblock", given, **few) == ["WF-K051", "WF-K051"]
+    assert unmet(manifest, "dualblock", {**given, "tail_blocks": 3}, **few) == ["WF-K051"]
+    assert unmet(manifest, "dualblock", {**given, "front_blocks": 3, "tail_blocks": 3}, **few) == []
+    assert unmet(manifest, "dualblock", given, model_layers=4, model_blocks=30) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +63,7 @@ def test_they_decide_on_each_rank_alone_and_wait_for_the_device(manifest, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_threshold_of_zero_is_legal_and_never_skips(manifest, name):
-    assert unmet(manifest, name, {"residual_diff_threshold": 0.0}, model_layers=30) == []
+    assert unmet(manifest, name, {"residual_diff_threshold": 0.0}, model_blocks=30) == []
     assert manifest.feature(name).option("residual_diff_threshold").convert(0, "x") == 0.0
     for bad in (-1e-9, float("nan"), float("inf")):
         with pytest.raises(BadInput):

@@ -11,6 +11,8 @@ from wf_core.testing import Manifest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "wf_plugin_cache_custom"
 ALLOW = {"request.allow_uncalibrated": False}
+INSIDE = ("host-state@norm_modulate", "host-sync@norm_modulate", "holds-request-tensors@norm_modulate")
+"""Where the first block's modulated input decides."""
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +66,15 @@ def test_a_signal_without_a_polynomial_and_two_polynomials_are_refused(manifest)
 
 def test_all_ranks_decide_alike_from_the_time_embedding_and_not_from_the_latent(manifest):
     wan = effects(manifest, "custom", "wan")
-    assert {"rank-uniform-decision", "ranks-checked"} <= wan
+    assert {"host-state@stack", "holds-request-tensors@stack", "rank-uniform-decision", "ranks-checked"} <= wan
+    assert not {effect for effect in wan if effect.endswith("@norm_modulate")}
     assert not {"rank-local-decision", "host-sync@stack"} & wan
     another = effects(manifest, "custom", "another")
     assert "rank-uniform-decision" in another and "ranks-checked" not in another
     for family in ("hunyuan", "cosmos"):
         found = effects(manifest, "custom", family)
-        assert {"rank-local-decision", "host-sync@stack"} <= found
-        assert not {"rank-uniform-decision", "ranks-checked"} & found
+        assert {*INSIDE, "rank-local-decision"} <= found
+        assert not {"host-state@stack", "host-sync@stack", "rank-uniform-decision", "ranks-checked"} & found
 
 
 def test_each_family_has_its_signals(manifest):

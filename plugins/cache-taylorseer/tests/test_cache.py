@@ -369,6 +369,7 @@ FACTS = {
     "process.world": 1,
     "run.batch": 1,
     "run.tokens": 75_600,
+    "model.family": "wan",
     "model.heads": 40,
     "model.head_dim": 128,
     "model.layers": 40,
@@ -394,11 +395,16 @@ def test_what_cannot_fit_is_refused_with_the_numbers():
 
 def test_blocks_of_two_streams_have_two_outputs_of_that_size_and_those_of_one_stream_one():
     """HunyuanVideo, 20 and 40 blocks, 720p and 129 frames; its second generation has 54 of two streams alone."""
-    size = {"run__tokens": 118_800, "model__heads": 24}
+    size = {"model__family": "hunyuan", "run__tokens": 118_800, "model__heads": 24}
     (reason,) = refusal(branches=1, model__layers=20, model__single_layers=40, **size)
     assert "80 outputs of blocks" in reason and "116.8 GB" in reason
     (reason,) = refusal(model__layers=54, model__single_layers=0, **size)
     assert "108 outputs of blocks" in reason
+
+
+def test_a_family_whose_blocks_are_not_known_is_not_judged():
+    assert refusal() and refusal(model__family="cosmos")
+    assert refusal(model__family="another") == []
 
 
 @pytest.mark.parametrize(

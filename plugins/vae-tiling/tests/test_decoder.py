@@ -177,7 +177,17 @@ def test_own_tiles_that_do_not_fit_are_refused(
 
 def test_a_stride_above_the_tile_is_refused(small: SimpleNamespace) -> None:
     with pytest.raises(BadInput, match="vae_tile_stride 24 is above vae_tile_size 16 in height"):
-        small.tiled(None, (16, 32), None)
+        small.tiled(None, (16, 32), (24, 24))
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"), [(None, (24, 24)), ((4, 5), (3, 3)), ((16, 48), (12, 36)), ((1, 2), (1, 1))]
+)
+def test_without_a_stride_tiles_share_a_quarter(size: Any, stride: Any, small: SimpleNamespace) -> None:
+    vae = small.own("wan")
+    part = small.tiled(vae, size)
+    small.decode(part, vae, small.noise(1, 2, 3))
+    assert part.evidence()["stride_latents"] == list(stride)
 
 
 # --- the grid ---------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_cosmos_1_has_no_tiling() -> None:
     [
         ((48, 48), (32, 32), set()),
         ((16, 48), (18, 16), {"WF-V005"}),
-        ((16, 16), None, {"WF-V005"}),
+        ((16, 16), None, set()),
         (None, (32, 32), set()),
         (None, (32, 40), {"WF-V005"}),
     ],
@@ -49,3 +49,21 @@ def test_sizes_are_for_cosmos() -> None:
     hunyuan = {"model.family": "hunyuan", "vae.class": "AutoencoderKLHunyuanVideo"}
     assert unmet(hunyuan) == set()
     assert unmet(hunyuan, tile_size=(32, 32), tile_stride=(24, 24)) == {"WF-V004"}
+    for size, stride in (((16, 16), None), ((16, 16), (24, 24)), (None, (40, 40))):
+        assert unmet(hunyuan, tile_size=size, tile_stride=stride) == {"WF-V004"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"tile_size": (16, 48), "tile_stride": (18, 16)},
+            "[18, 16] is above vae_tile_size in height or width",
+        ),
+        ({"tile_stride": (32, 40)}, "[32, 40] is above 32 in height or width"),
+    ],
+)
+def test_the_refusal_compares_what_holds(options: dict[str, Any], says: str) -> None:
+    verdicts = [item.judge(Facts.of(COSMOS, "test"), options) for item in TILES.conditions]
+    [reason] = [verdict.reason for verdict in verdicts if verdict.state == "unmet"]
+    assert reason.startswith(f"vae_tile_stride {says}")

@@ -15,7 +15,9 @@ from wf_plugin_cosmos.geometry import Geometry, count_chunks, frames_at_once
 from wf_plugin_cosmos.stock import PREDICT2_5, TRANSFER2_5, generation, takes_video
 
 OF_ONE_LOOP = (FeatureCache, Calibrator)
-"""Techniques that go by the steps of one denoising loop: what they keep of a step is for the steps after it."""
+"""Techniques that go by the steps of one denoising loop, whatever they declare: what they keep is for later steps."""
+STATE = "host-state"
+"""The declared effect of all others of which that may be so: what is computed depends on the calls before."""
 
 
 def packages(pipe: Any, root: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -69,17 +71,22 @@ def latents_fit(
 
 def one_loop(pipe: Any, root: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
     """In a clip of several chunks each is denoised anew, and nothing kept of its steps may reach the next. What is
-    kept of the text may.
+    kept of the text may. A technique whose effects nobody has declared may keep anything.
     """
     chunks = count_chunks(pipe, arguments)
     calls = getattr(root, "_wf", None)
     if chunks == 1 or calls is None:
         return
-    stepwise = [name for name, part in calls.wiring.techniques.items() if isinstance(part, OF_ONE_LOOP)]
+    effects = calls.wiring.effects
+    stepwise = [
+        name
+        for name, part in calls.wiring.techniques.items()
+        if isinstance(part, OF_ONE_LOOP) or STATE in effects.get(name, {STATE})
+    ]
     if stepwise:
         yield (
             f"the clip is made in {chunks} chunks, each denoised from the first step to the last, and what "
-            f"{', '.join(stepwise)} would keep of the steps of one must not reach the next: ask for at most "
+            f"{', '.join(stepwise)} may keep of the steps of one must not reach the next: ask for at most "
             f"{frames_at_once(pipe, arguments)} frames, or leave the technique out."
         )
 

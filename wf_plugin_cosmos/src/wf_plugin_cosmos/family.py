@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from wf_core.api import CallPlan, ModelFamily, Wiring
-from wf_lib_family.closed import close_slot
+from wf_lib_family.closed import close_block, close_slot
 from wf_lib_family.linear import close_linears, open_linears
 from wf_lib_family.placement import place
 from wf_lib_family.root import close_root, install_root, patches
@@ -17,7 +17,7 @@ from wf_lib_family.sites import wrapper
 from wf_plugin_cosmos import calls, source
 from wf_plugin_cosmos.modulation import time_signals
 from wf_plugin_cosmos.open_attention import close_attention, open_attention
-from wf_plugin_cosmos.open_block import close_block, open_block
+from wf_plugin_cosmos.open_block import open_block
 from wf_plugin_cosmos.open_root import OpenRoot
 from wf_plugin_cosmos.stock import ROOT
 from wf_plugin_cosmos.vae import install_vae, release_vae

@@ -7,26 +7,16 @@ model's dtype. Each of the three sub-layers is modulated and gated, from its own
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from wf_lib_family.sites import Span, Wrap
+from wf_lib_family.sites import Wrap
+from wf_lib_family.sublayers import BranchSublayer, FeedForwardSublayer, Stock, norm_modulate
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """shift, scale, gate."""
-
-
-def norm_modulate(
-    norm: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-) -> torch.Tensor:
-    """``norm(x) * (1 + scale) + shift``."""
-    return norm(x) * (1 + scale) + shift
 
 
 def gated_residual(x: torch.Tensor, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -34,9 +24,7 @@ def gated_residual(x: torch.Tensor, out: torch.Tensor, gate: torch.Tensor) -> to
     return x + gate * out
 
 
-def feed_forward(module: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The feed-forward module on x ``[B, L, D]``."""
-    return module(x)
+STOCK = Stock(norm_modulate, gated_residual)
 
 
 def modulation_rows(norm: Any, embedded: torch.Tensor, temb: torch.Tensor | None) -> Rows:
@@ -62,31 +50,15 @@ class OpenBlock:
     """``forward`` of one block of the copy, with the same parameters as the stock one."""
 
     def __init__(self, block: Any, wrap: Wrap, path: str, index: int) -> None:
-        def site(name: str, role: str) -> dict[str, Any]:
-            return {"path": f"{path}.{name}", "index": index, "role": role}
+        def site(norm: str, out: str, role: str) -> dict[str, Any]:
+            return {"norm": f"{path}.{norm}", "out": f"{path}.{out}", "index": index, "role": role}
 
         self._block = block
         attend_self, attend_cross = partial(_attend_self, block.attn1), partial(_attend_cross, block.attn2)
-        self._attend_self = Span(attend_self, wrap, "branch", **site("attn1", "self"))
-        self._attend_cross = Span(attend_cross, wrap, "branch", **site("attn2", "cross"))
-        feed = wrap("feed_forward", feed_forward, **site("ff", "ffn"))
-        ff = block.ff if feed is feed_forward else partial(feed, block.ff)
-        self._feed_forward = Span(ff, wrap, "branch", **site("ff", "ffn"))
-        self._norm_self = wrap("norm_modulate", norm_modulate, **site("norm1", "self"))
-        self._norm_cross = wrap("norm_modulate", norm_modulate, **site("norm2", "cross"))
-        self._norm_ffn = wrap("norm_modulate", norm_modulate, **site("norm3", "ffn"))
-        self._add_self = wrap("gated_residual", gated_residual, **site("attn1", "self"))
-        self._add_cross = wrap("gated_residual", gated_residual, **site("attn2", "cross"))
-        self._add_ffn = wrap("gated_residual", gated_residual, **site("ff", "ffn"))
-        spans = (self._attend_self, self._attend_cross, self._feed_forward)
-        norms = (self._norm_self, self._norm_cross, self._norm_ffn)
-        adds = (self._add_self, self._add_cross, self._add_ffn)
-        self.claimed = (
-            feed is not feed_forward
-            or any(span.claimed for span in spans)
-            or any(norm is not norm_modulate for norm in norms)
-            or any(add is not gated_residual for add in adds)
-        )
+        self._self = BranchSublayer(attend_self, STOCK, wrap, **site("norm1", "attn1", "self"))
+        self._cross = BranchSublayer(attend_cross, STOCK, wrap, **site("norm2", "attn2", "cross"))
+        self._ffn = FeedForwardSublayer(block.ff, STOCK, wrap, **site("norm3", "ff", "ffn"))
+        self.claimed = self._self.claimed or self._cross.claimed or self._ffn.claimed
         """Whether anything is claimed here; without a claim the stock forward can stay."""
 
     def __call__(
@@ -104,14 +76,14 @@ class OpenBlock:
         if extra_pos_emb is not None:
             x = x + extra_pos_emb
         shift, scale, gate = modulation_rows(block.norm1, embedded_timestep, temb)
-        y = self._norm_self(block.norm1.norm, x, scale, shift)
-        x = self._add_self(x, self._attend_self(y, image_rotary_emb), gate)
+        y = self._self.norm(block.norm1.norm, x, scale, shift)
+        x = self._self.add(x, self._self.branch(y, image_rotary_emb), gate)
         shift, scale, gate = modulation_rows(block.norm2, embedded_timestep, temb)
-        y = self._norm_cross(block.norm2.norm, x, scale, shift)
-        x = self._add_cross(x, self._attend_cross(y, encoder_hidden_states, attention_mask), gate)
+        y = self._cross.norm(block.norm2.norm, x, scale, shift)
+        x = self._cross.add(x, self._cross.branch(y, encoder_hidden_states, attention_mask), gate)
         shift, scale, gate = modulation_rows(block.norm3, embedded_timestep, temb)
-        y = self._norm_ffn(block.norm3.norm, x, scale, shift)
-        x = self._add_ffn(x, self._feed_forward(y), gate)
+        y = self._ffn.norm(block.norm3.norm, x, scale, shift)
+        x = self._ffn.add(x, self._ffn.branch(y), gate)
         # the stock block adds in place, which would write into a tensor that a handler has kept
         return x if controlnet_residual is None else x + controlnet_residual
 
@@ -121,8 +93,3 @@ def open_block(block: Any, wrap: Wrap, path: str, index: int) -> None:
     opened = OpenBlock(block, wrap, path, index)
     if opened.claimed:
         block.forward = opened
-
-
-def close_block(block: Any) -> None:
-    """Take the open forward away, which refers to the block that refers to it."""
-    block.__dict__.pop("forward", None)

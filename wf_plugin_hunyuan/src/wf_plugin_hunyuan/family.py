@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from wf_core.api import AttentionProvider, CallPlan, ModelFamily, Wiring
-from wf_lib_family.closed import close_slot
+from wf_lib_family.closed import close_block, close_slot
 from wf_lib_family.linear import close_linears, open_linears
 from wf_lib_family.placement import place
 from wf_lib_family.root import close_root, install_root, patches
@@ -18,7 +18,7 @@ from wf_lib_family.vae import install_vae
 from wf_plugin_hunyuan import calls, source
 from wf_plugin_hunyuan.modulation import time_signals
 from wf_plugin_hunyuan.open_attention import close_attention, open_attention
-from wf_plugin_hunyuan.open_block import close_block, open_blocks
+from wf_plugin_hunyuan.open_block import open_blocks
 from wf_plugin_hunyuan.open_root import OpenRoot, OpenRoot15
 from wf_plugin_hunyuan.run_memory import SLOT, forget
 from wf_plugin_hunyuan.stock import ROOT, blocks_of, is_15

@@ -11,13 +11,12 @@ single-stream block the branch is all that is behind its one gate: attention and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from wf_lib_family.sites import Span, Wrap
+from wf_lib_family.sublayers import BranchSublayer, FeedForwardSublayer, Stock, Sublayer, norm_modulate
 from wf_plugin_hunyuan.stock import blocks_of
 
 
@@ -39,24 +38,12 @@ Signals = tuple[tuple[slice | None, torch.Tensor], ...]
 """Tokens of a stream, None for all, and their time signal ``[B, D]``."""
 
 
-def norm_modulate(
-    norm: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-) -> torch.Tensor:
-    """``norm(x) * (1 + scale) + shift``."""
-    return norm(x) * (1 + scale) + shift
-
-
 def gated_residual(x: torch.Tensor, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """``x + out * gate``."""
     return x + out * gate
 
 
-def feed_forward(module: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The feed-forward module on x ``[B, L, D]``."""
-    return module(x)
+STOCK = Stock(norm_modulate, gated_residual)
 
 
 def signals_of(temb: torch.Tensor, first_temb: torch.Tensor | None, first_frame: int | None) -> Signals:
@@ -75,19 +62,14 @@ def parts_of(norm: Any, signals: Signals, sublayers: int) -> tuple[Parts, ...]:
     )
 
 
-class _Sublayer:
-    """The seams before and after one branch of one stream."""
+def _norm(sublayer: Sublayer, norm: Any, x: torch.Tensor, parts: Parts) -> torch.Tensor:
+    """A stream on its way into a branch, each part of it with its own rows."""
+    return _joined([sublayer.norm(norm, part.of(x), part.scale, part.shift) for part in parts])
 
-    def __init__(self, wrap: Wrap, norm: str, out: str, **site: Any) -> None:
-        self._norm = wrap("norm_modulate", norm_modulate, path=norm, **site)
-        self._add = wrap("gated_residual", gated_residual, path=out, **site)
-        self.claimed = self._norm is not norm_modulate or self._add is not gated_residual
 
-    def norm(self, norm: Any, x: torch.Tensor, parts: Parts) -> torch.Tensor:
-        return _joined([self._norm(norm, part.of(x), part.scale, part.shift) for part in parts])
-
-    def add(self, x: torch.Tensor, out: torch.Tensor, parts: Parts) -> torch.Tensor:
-        return _joined([self._add(part.of(x), part.of(out), part.gate) for part in parts])
+def _add(sublayer: Sublayer, x: torch.Tensor, out: torch.Tensor, parts: Parts) -> torch.Tensor:
+    """A stream with what its branch gave added to it."""
+    return _joined([sublayer.add(part.of(x), part.of(out), part.gate) for part in parts])
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -101,34 +83,26 @@ class _Stream:
     """
 
     def __init__(self, block: Any, wrap: Wrap, path: str, index: int, suffix: str = "") -> None:
-        def site(role: str) -> dict[str, Any]:
-            return {"index": index, "role": "text" if suffix else role}
+        def site(norm: str, out: str, role: str) -> dict[str, Any]:
+            role = "text" if suffix else role
+            return {"norm": f"{path}.{norm}{suffix}", "out": f"{path}.{out}", "index": index, "role": role}
 
         self._norm1, self._norm2 = getattr(block, f"norm1{suffix}"), getattr(block, f"norm2{suffix}")
-        out = f"{path}.attn.to_add_out" if suffix else f"{path}.attn"
-        ff, module = f"{path}.ff{suffix}", getattr(block, f"ff{suffix}")
-        self._attention = _Sublayer(wrap, f"{path}.norm1{suffix}", out, **site("joint"))
-        self._ffn = _Sublayer(wrap, f"{path}.norm2{suffix}", ff, **site("ffn"))
-        feed = wrap("feed_forward", feed_forward, path=ff, **site("ffn"))
-        inner = module if feed is feed_forward else partial(feed, module)
-        self._feed_forward = Span(inner, wrap, "branch", path=ff, **site("ffn"))
-        self.claimed = (
-            feed is not feed_forward
-            or self._feed_forward.claimed
-            or self._attention.claimed
-            or self._ffn.claimed
-        )
+        out, ff = "attn.to_add_out" if suffix else "attn", f"ff{suffix}"
+        self._attention = Sublayer(STOCK, wrap, **site("norm1", out, "joint"))
+        self._ffn = FeedForwardSublayer(getattr(block, ff), STOCK, wrap, **site("norm2", ff, "ffn"))
+        self.claimed = self._attention.claimed or self._ffn.claimed
 
     def before(self, x: torch.Tensor, signals: Signals) -> tuple[torch.Tensor, tuple[Parts, ...]]:
         """What goes into the attention, and the parts of both sub-layers."""
         parts = parts_of(self._norm1, signals, 2)
-        return self._attention.norm(self._norm1.norm, x, parts[0]), parts
+        return _norm(self._attention, self._norm1.norm, x, parts[0]), parts
 
     def after(self, x: torch.Tensor, attended: torch.Tensor, parts: tuple[Parts, ...]) -> torch.Tensor:
         """What follows the attention, which gave ``attended``."""
-        x = self._attention.add(x, attended, parts[0])
-        y = self._ffn.norm(self._norm2, x, parts[1])
-        return self._ffn.add(x, self._feed_forward(y), parts[1])
+        x = _add(self._attention, x, attended, parts[0])
+        y = _norm(self._ffn, self._norm2, x, parts[1])
+        return _add(self._ffn, x, self._ffn.branch(y), parts[1])
 
 
 class _JointAttention:
@@ -214,9 +188,9 @@ class OpenSingleBlock:
     def __init__(self, block: Any, wrap: Wrap, path: str, index: int) -> None:
         site: dict[str, Any] = {"index": index, "role": "joint"}
         self._norm = block.norm
-        self._sublayer = _Sublayer(wrap, f"{path}.norm", f"{path}.proj_out", **site)
-        self._branch = Span(_SingleBranch(block), wrap, "branch", path=f"{path}.proj_out", **site)
-        self.claimed = self._sublayer.claimed or self._branch.claimed
+        norm, out = f"{path}.norm", f"{path}.proj_out"
+        self._sublayer = BranchSublayer(_SingleBranch(block), STOCK, wrap, norm, out, **site)
+        self.claimed = self._sublayer.claimed
 
     def __call__(
         self,
@@ -231,8 +205,9 @@ class OpenSingleBlock:
         length = encoder_hidden_states.shape[1]
         x = torch.cat([hidden_states, encoder_hidden_states], dim=1)
         (parts,) = parts_of(self._norm, signals_of(temb, token_replace_emb, num_tokens), 1)
-        y = self._sublayer.norm(self._norm.norm, x, parts)
-        x = self._sublayer.add(x, self._branch(y, length, attention_mask, image_rotary_emb), parts)
+        y = _norm(self._sublayer, self._norm.norm, x, parts)
+        out = self._sublayer.branch(y, length, attention_mask, image_rotary_emb)
+        x = _add(self._sublayer, x, out, parts)
         return x[:, :-length], x[:, -length:]
 
 
@@ -243,8 +218,3 @@ def open_blocks(root: Any, wrap: Wrap) -> None:
         opened = kind(block, wrap, path, index)
         if opened.claimed:
             block.forward = opened
-
-
-def close_block(block: Any) -> None:
-    """Take the open forward away, which refers to the block that refers to it."""
-    block.__dict__.pop("forward", None)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from wf_core.api import CallPlan, ModelFamily, Seams, Wiring, dense
-from wf_lib_family.closed import close_slot
+from wf_lib_family.closed import close_block, close_slot
 from wf_lib_family.linear import close_linears, open_linears
 from wf_lib_family.placement import place
 from wf_lib_family.root import close_root, install_root, patches
@@ -17,7 +17,7 @@ from wf_lib_family.sites import wrapper
 from wf_plugin_wan import calls, source
 from wf_plugin_wan.modulation import time_signals
 from wf_plugin_wan.open_attention import close_attention, open_attention
-from wf_plugin_wan.open_block import Pass, close_block, open_block, unchanged
+from wf_plugin_wan.open_block import Pass, open_block, unchanged
 from wf_plugin_wan.open_root import OpenRoot, OpenVaceRoot
 from wf_plugin_wan.stock import EXPERTS
 from wf_plugin_wan.vae import install_vae, release_vae

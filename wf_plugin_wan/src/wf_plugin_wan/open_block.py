@@ -8,13 +8,13 @@ its ``norm_modulate`` is called with scale and shift None and its ``gated_residu
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from wf_core.api import TokenRows, dense
-from wf_lib_family.sites import Span, Wrap
+from wf_lib_family.sites import Wrap
+from wf_lib_family.sublayers import BranchSublayer, FeedForwardSublayer, Stock
 
 Row = torch.Tensor | TokenRows
 Rows = tuple[Row, ...]
@@ -42,9 +42,7 @@ def gated_residual(x: torch.Tensor, out: torch.Tensor, gate: Row | None) -> torc
     return (x.float() + out * dense(gate)).type_as(x)
 
 
-def feed_forward(module: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The feed-forward module on x ``[B, L, D]``."""
-    return module(x)
+STOCK = Stock(norm_modulate, gated_residual)
 
 
 def modulation_rows(table: torch.Tensor, temb: Row) -> Rows:
@@ -60,31 +58,15 @@ class OpenBlock:
     """``forward`` of one ``WanTransformerBlock`` of the copy, with the same parameters as the stock one."""
 
     def __init__(self, block: Any, wrap: Wrap, path: str, index: int, rows: Pass = dense) -> None:
-        def site(name: str, role: str) -> dict[str, Any]:
-            return {"path": f"{path}.{name}", "index": index, "role": role}
+        def site(norm: str, out: str, role: str) -> dict[str, Any]:
+            return {"norm": f"{path}.{norm}", "out": f"{path}.{out}", "index": index, "role": role}
 
         self._block = block
         self._rows = rows
-        self._attend_self = Span(block.attn1, wrap, "branch", **site("attn1", "self"))
-        self._attend_cross = Span(block.attn2, wrap, "branch", **site("attn2", "cross"))
-        feed = wrap("feed_forward", feed_forward, **site("ffn", "ffn"))
-        ffn = block.ffn if feed is feed_forward else partial(feed, block.ffn)
-        self._feed_forward = Span(ffn, wrap, "branch", **site("ffn", "ffn"))
-        self._norm_self = wrap("norm_modulate", norm_modulate, **site("norm1", "self"))
-        self._norm_cross = wrap("norm_modulate", norm_modulate, **site("norm2", "cross"))
-        self._norm_ffn = wrap("norm_modulate", norm_modulate, **site("norm3", "ffn"))
-        self._add_self = wrap("gated_residual", gated_residual, **site("attn1", "self"))
-        self._add_cross = wrap("gated_residual", gated_residual, **site("attn2", "cross"))
-        self._add_ffn = wrap("gated_residual", gated_residual, **site("ffn", "ffn"))
-        spans = (self._attend_self, self._attend_cross, self._feed_forward)
-        norms = (self._norm_self, self._norm_cross, self._norm_ffn)
-        adds = (self._add_self, self._add_cross, self._add_ffn)
-        self.claimed = (
-            feed is not feed_forward
-            or any(span.claimed for span in spans)
-            or any(norm is not norm_modulate for norm in norms)
-            or any(add is not gated_residual for add in adds)
-        )
+        self._self = BranchSublayer(block.attn1, STOCK, wrap, **site("norm1", "attn1", "self"))
+        self._cross = BranchSublayer(block.attn2, STOCK, wrap, **site("norm2", "attn2", "cross"))
+        self._ffn = FeedForwardSublayer(block.ffn, STOCK, wrap, **site("norm3", "ffn", "ffn"))
+        self.claimed = self._self.claimed or self._cross.claimed or self._ffn.claimed
         """Whether anything is claimed here; without a claim the stock forward can stay."""
 
     def __call__(
@@ -99,12 +81,12 @@ class OpenBlock:
     def _layers(self, x: torch.Tensor, text: torch.Tensor, temb: Row, rotary_emb: Any) -> torch.Tensor:
         block, rows = self._block, modulation_rows(self._block.scale_shift_table, temb)
         shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = (self._rows(row) for row in rows)
-        y = self._norm_self(block.norm1, x, scale, shift)
-        x = self._add_self(x, self._attend_self(y, None, None, rotary_emb), gate)
-        y = self._norm_cross(block.norm2, x, None, None)
-        x = self._add_cross(x, self._attend_cross(y, text, None, None), None)
-        y = self._norm_ffn(block.norm3, x, ffn_scale, ffn_shift)
-        out: torch.Tensor = self._add_ffn(x, self._feed_forward(y), ffn_gate)
+        y = self._self.norm(block.norm1, x, scale, shift)
+        x = self._self.add(x, self._self.branch(y, None, None, rotary_emb), gate)
+        y = self._cross.norm(block.norm2, x, None, None)
+        x = self._cross.add(x, self._cross.branch(y, text, None, None), None)
+        y = self._ffn.norm(block.norm3, x, ffn_scale, ffn_shift)
+        out: torch.Tensor = self._ffn.add(x, self._ffn.branch(y), ffn_gate)
         return out
 
 
@@ -137,8 +119,3 @@ def open_block(block: Any, wrap: Wrap, path: str, index: int, rows: Pass, always
     opened = kind(block, wrap, path, index, rows)
     if always or opened.claimed:
         block.forward = opened
-
-
-def close_block(block: Any) -> None:
-    """Take the open forward away, which refers to the block that refers to it."""
-    block.__dict__.pop("forward", None)

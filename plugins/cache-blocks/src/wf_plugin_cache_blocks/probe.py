@@ -171,7 +171,7 @@ class ProbeCache(BlockCache):
 
     def check(self, run: RunView) -> Iterable[str]:
         """Refuses a model whose blocks all run at every step."""
-        layers, parts = layers_of(run), self.settings.parts
+        layers, parts = blocks_of(run), self.settings.parts
         if not layers or len(parts.middle(layers)):
             return ()
         runs = f"the first {parts.front} and the last {parts.tail} of {layers} blocks run at every step"
@@ -187,7 +187,7 @@ class ProbeCache(BlockCache):
 
     def open(self, state: Any, step: Step, hidden_states: torch.Tensor) -> Call:
         run, _ = self.now()
-        layers = self._layers.get(step.expert) or layers_of(run)
+        layers = self._layers.get(step.expert) or blocks_of(run)
         return ProbeCall(self, state, step, hidden_states, layers)
 
     def reached(self, expert: str, blocks: int) -> int:
@@ -196,6 +196,6 @@ class ProbeCache(BlockCache):
         return blocks
 
 
-def layers_of(run: RunView) -> int:
-    """The number of blocks that a call goes through, in one stream after those in two; 0 where it is not known."""
-    return int(run.facts.get("model.layers") or 0) + int(run.facts.get("model.single_layers") or 0)
+def blocks_of(run: RunView) -> int:
+    """The number of blocks that a call goes through, of all kinds; 0 where it is not known."""
+    return int(run.facts.get("model.blocks") or 0)

@@ -1,4 +1,4 @@
-"""``blocktaylorseer``: the three branches of every block, computed in a pattern of steps and extrapolated in between.
+"""``blocktaylorseer``: the branches of every block, computed in a pattern of steps and extrapolated in between.
 
 At a skipped step the blocks are walked through all the same, and each branch's output is predicted: what is left is the
 modulation of the current step, its gates, and the residual additions. A branch's norm is not needed then.

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from wf_core.api import Facts, RunView
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+OF_THREE = ("wan", "cosmos")
+"""Families whose blocks have self-attention, cross-attention and feed-forward."""
 
 
 def kept_bytes(outputs: int, hidden_state: int, element_bytes: int, samples: int, branches: int) -> int:
@@ -31,6 +33,8 @@ def why_too_large(run: RunView, samples: int) -> str:
     if not (elements and size and layers and memory) or facts.get("process.world") != 1:
         return ""
     outputs = _outputs(facts, layers)
+    if not outputs:
+        return ""
     needed = kept_bytes(outputs, elements, size, samples, run.branches)
     there = memory * max(1, facts.get("device.count") or 1)
     if needed <= there:
@@ -44,13 +48,17 @@ def why_too_large(run: RunView, samples: int) -> str:
 
 
 def _outputs(facts: Facts, layers: int) -> int:
-    """Outputs of a hidden state's size at least: three of a block, where text and latent are two streams two, and one
-    of a block in which they are one.
+    """Outputs of a hidden state's size at least, of families whose blocks are known; 0 for another family.
+
+    Three of a block, VACE's control blocks among them; where text and latent are two streams two, and one of a block in
+    which they are one.
     """
-    single = facts.get("model.single_layers")
-    if single is not None:
-        return 2 * layers + int(single)
-    return 3 * (layers + len(facts.get("model.vace_layers") or ()))
+    family = facts.get("model.family")
+    if family == "hunyuan":
+        return 2 * layers + int(facts.get("model.single_layers") or 0)
+    if family in OF_THREE:
+        return 3 * (layers + len(facts.get("model.vace_layers") or ()))
+    return 0
 
 
 def _hidden_state(facts: Facts) -> int:

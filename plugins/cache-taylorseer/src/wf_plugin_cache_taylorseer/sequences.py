@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class Sequences(CacheState):
-    """The outputs ``[B, L, D]`` of self-attention, cross-attention and feed-forward of every block, before their gates.
+    """The outputs ``[B, L, D]`` of all branches of all blocks, before their gates.
 
-    They are sampled while a computed call runs (`open`, `keep` for each, `commit`) and predicted one by one, by the
-    path of the module. A sample is the module's output itself, not a copy; together they are
-    ``3 * blocks * (order + 1)`` hidden states.
+    Of a block of Wan and Cosmos these are self-attention, cross-attention and feed-forward; of HunyuanVideo's the joint
+    attention, over latent and text, and the feed-forward of each, and of a single-stream block one branch. They are
+    sampled while a computed call runs (`open`, `keep` for each, `commit`) and predicted one by one, by the path of the
+    module. A sample is the module's output itself, not a copy: ``order + 1`` of each are kept.
     """
 
     def __init__(self, schedule: StaticSchedule, order: int) -> None:

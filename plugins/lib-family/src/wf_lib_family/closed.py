@@ -27,3 +27,8 @@ def close_slot(module: Any) -> None:
     """Put the stand-in into the module's slot, if the session had put anything there."""
     if SLOT in module.__dict__:
         setattr(module, SLOT, Closed())
+
+
+def close_block(block: Any) -> None:
+    """Take the open forward of a block away, which refers to the block that refers to it."""
+    block.__dict__.pop("forward", None)

@@ -16,16 +16,19 @@ from wf_plugin_vae_tiling import stock
 from wf_plugin_vae_tiling.calls import Calls, noted
 from wf_plugin_vae_tiling.tiles import Pair, Tiles
 
-SIZE, STRIDE = (32, 32), (24, 24)
-"""Latents; at factor 8 the 256 and 192 pixels of diffusers."""
+SIZE = (32, 32)
+"""Latents; at factor 8 the 256 pixels of diffusers."""
 
 
 class TiledDecoder(VaeDecoder):
-    """``size`` and ``stride`` are in latents, height then width, for a VAE that takes them; None for the defaults."""
+    """``size`` and ``stride`` are in latents, height then width, for a VAE that takes them. None is for the
+    defaults: tiles of 32 by 32, and three quarters of the size from one to the next, as diffusers has it.
+    """
 
     def __init__(self, size: Sequence[int] | None = None, stride: Sequence[int] | None = None) -> None:
         self._given = size is not None or stride is not None
-        self._size, self._stride = _pair(size or SIZE), _pair(stride or STRIDE)
+        self._size = _pair(size or SIZE)
+        self._stride = _pair(stride) if stride else _three_quarters(self._size)
         for side, tile, step in zip(stock.SIDES, self._size, self._stride, strict=True):
             if not 0 < step <= tile:
                 raise BadInput(
@@ -100,6 +103,11 @@ def _why_not(tiles: Tiles, height: int, width: int) -> str:
     if tiles.grid(height, width) == (1, 1):
         return f"one tile of {tiles.size[0]} by {tiles.size[1]} latents covers the {height} by {width} of the video"
     return "the VAE's decoder was not called tile by tile: something else decoded in its place"
+
+
+def _three_quarters(size: Pair) -> Pair:
+    height, width = (max(1, 3 * side // 4) for side in size)
+    return height, width
 
 
 def _pair(numbers: Sequence[int]) -> Pair:

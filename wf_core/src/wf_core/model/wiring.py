@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 class Wiring:
     """Shared by the session and the copies' roots. ``run`` is None between runs."""
 
-    def __init__(self, seams: Seams, techniques: Mapping[str, Technique] | None = None) -> None:
+    def __init__(
+        self,
+        seams: Seams,
+        techniques: Mapping[str, Technique] | None = None,
+        effects: Mapping[str, frozenset[str]] | None = None,
+    ) -> None:
         self.seams = seams
         self.techniques: Mapping[str, Technique] = techniques or {}
+        self.effects: Mapping[str, frozenset[str]] = effects or {}
+        """The names of the effects that each technique's feature has here; none of one that no manifest declares."""
         self.run: Run | None = None
         self.begin_schedule: Callable[[tuple[float, ...]], None] = _no_schedule
         self._closed = False
@@ -70,6 +77,7 @@ class Wiring:
         self.run = None
         self.seams = Seams()
         self.techniques = {}
+        self.effects = {}
         self.begin_schedule = _no_schedule
 
     def require(self, result: object, shape: tuple[int, ...], *seams: str) -> None:

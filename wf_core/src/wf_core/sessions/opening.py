@@ -14,6 +14,7 @@ from wf_core.isolation.copying import copy_module, copy_pipeline
 from wf_core.kinds.counters import FeatureCounters
 from wf_core.kinds.techniques import Technique
 from wf_core.kinds.variants import Variants
+from wf_core.manifests.effects import effect_name
 from wf_core.model.seams import SEAMS, Handler, Seams, Site
 from wf_core.model.wiring import Wiring
 from wf_core.resolving.judging import cannot_be_used
@@ -52,7 +53,7 @@ def open_copy(
     components: Mapping[str, Any] = {}
     try:
         copy, components = copy_base(family, base)
-        wiring = Wiring(claim_seams(plan, techniques), techniques)
+        wiring = Wiring(claim_seams(plan, techniques), techniques, effects_of(plan))
         if wiring.seams.claimed(*SEAMS):
             refuse_unavailable(plan, family.unavailable_seams(components), wiring.seams)
         for name, technique in techniques.items():
@@ -121,6 +122,11 @@ def copy_base(family: ModelFamily, base: Any) -> tuple[Any, dict[str, Any]]:
     owned = family.owned(base)
     copied = copy_pipeline(base, owned)
     return copied, {name: getattr(copied, name) for name in owned if getattr(copied, name, None) is not None}
+
+
+def effects_of(plan: Plan) -> dict[str, frozenset[str]]:
+    """The names of the effects that hold for each planned feature."""
+    return {feature.name: frozenset(map(effect_name, feature.effects)) for feature in plan.features}
 
 
 def claim_seams(plan: Plan, techniques: Mapping[str, Technique]) -> Seams:
