@@ -86,7 +86,15 @@ def test_numbers_on_their_way_to_the_host_arrive() -> None:
 def test_a_mean_of_half_precision_is_summed_in_fp32() -> None:
     big = torch.full((2, 4096), 100.0, dtype=torch.float16)
     assert mean_abs(-big).tolist() == [100.0, 100.0], "409,600 is above what float16 can hold"
-    assert math.isnan(mean_abs(torch.tensor([1.0, math.nan])).item())
+    assert math.isnan(mean_abs(torch.tensor([[[1.0, math.nan]]])).item())
+
+
+@pytest.mark.parametrize("shape", [(1, 8190, 1536), (2, 6_000_000)])
+def test_a_distance_keeps_its_digits_over_millions_of_elements(shape: tuple[int, ...]) -> None:
+    """One sum in fp32 would lose them: 1e7 ones are no more than 2^24."""
+    older = torch.rand(shape, generator=torch.Generator().manual_seed(0)).add_(0.5)
+    assert mean_abs(older).tolist() == pytest.approx(older.double().flatten(1).mean(1).tolist(), rel=1e-5)
+    assert relative_l1(older * 1.01, older).tolist() == pytest.approx([0.01] * shape[0], rel=1e-3)
 
 
 def test_what_is_kept_is_not_a_part_of_something_larger() -> None:

@@ -160,6 +160,11 @@ def test_a_plugin_may_bring_effects_and_rules_of_its_own(tmp_path: Path) -> None
         (HEAD + FEATURE + 'stage = "cach"\n', "did you mean cache"),
         (HEAD + FEATURE + 'seams = ["atention"]\n', "did you mean attention"),
         (HEAD + FEATURE + 'seams = ["rope"]\noptional_seams = ["stack"]\n', "not among its seams"),
+        (HEAD + FEATURE + 'seams = ["rope"]\noptional_seams = ["rope"]\n', "names all of its seams"),
+        (
+            HEAD + FEATURE + 'seams = ["rope", "stack"]\noptional_seams = ["rope", "rope"]\n',
+            "names a seam twice",
+        ),
         (HEAD + FEATURE + 'effects = ["host-stat"]\n', "did you mean host-state"),
         (HEAD + FEATURE + 'effects = ["melts"]\n', "introduce it in"),
         (HEAD + FEATURE + 'effects = ["occupies-ranks"]\n', "carries 1 numbers"),

@@ -182,6 +182,27 @@ def test_a_fact_may_be_several_numbers_of_a_config(site: Site, toy_checkpoint: P
         assert facts.get("model.shape") == ((layers, layers) if wanted else None)
 
 
+@pytest.mark.parametrize("broken", [[2, 2], "2", 2.5, True])
+def test_a_size_made_of_several_numbers_is_checked(site: Site, toy_checkpoint: Path, broken: object) -> None:
+    site.family()
+    path = site.folder / "toyplug_toy" / "wf-plugin.toml"
+    patch = '"model.patch_size" = "transformer.patch_size"'
+    assert patch in path.read_text()
+    path.write_text(path.read_text().replace(patch, patch.replace('"transformer', '["transformer') + "]"))
+    config = toy_checkpoint / "transformer" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "patch_size": broken}))
+    with pytest.raises(BadInput, match="whole numbers"):
+        Host.discover([str(site.folder)]).facts(toy_checkpoint)
+
+
+def test_a_number_of_layers_is_a_whole_number(site: Site, toy_checkpoint: Path) -> None:
+    site.family()
+    config = toy_checkpoint / "transformer" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_layers": "30"}))
+    with pytest.raises(BadInput, match="num_layers must be a whole number"):
+        Host.discover([str(site.folder)]).facts(toy_checkpoint)
+
+
 def test_a_fact_may_be_another_for_each_variant(site: Site, toy_checkpoint: Path) -> None:
     site.family()
     path = site.folder / "toyplug_toy" / "wf-plugin.toml"

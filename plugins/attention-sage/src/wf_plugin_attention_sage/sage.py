@@ -94,7 +94,7 @@ class Sage2(SageProvider):
 def refuse_absent_keys(keys: int) -> None:
     """Raises Ineligible where the kernel of 1.x would count too many keys that are not there."""
     absent = -keys % _BLOCK
-    share = absent / (keys + absent)
+    share = absent / max(1, keys + absent)
     if share > _MOST_ABSENT:
         raise Ineligible(
             f"the kernel of sageattention 1.x counts keys up to a multiple of {_BLOCK}: with {keys} keys, {absent} "

@@ -33,9 +33,9 @@ def motion(signal: torch.Tensor, tokens: int) -> torch.Tensor:
     ``sum |later - earlier| / (sum |later| + sum |earlier|)`` over all pairs of neighbours, between 0 and 1 (LightX2V's
     form of arXiv 2411.02397, section 3.3). L is a multiple of ``tokens``, of two frames at least.
     """
-    frames = mean_abs(signal.unflatten(1, (-1, tokens)).flatten(2))  # type: ignore[no-untyped-call]
+    frames = mean_abs(signal.reshape(-1, tokens, signal.shape[2])).view(signal.shape[0], -1)
     size = frames[:, 1:].mean(dim=1) + frames[:, :-1].mean(dim=1)
-    change = mean_abs((signal[:, tokens:].float() - signal[:, :-tokens]).flatten(1))
+    change = mean_abs(signal[:, tokens:].float() - signal[:, :-tokens])
     return change / size.clamp_min(GUARD)
 
 

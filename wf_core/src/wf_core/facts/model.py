@@ -25,6 +25,7 @@ _DIVISORS = (
     "vae.temporal_factor",
 )
 """Facts that sizes of a clip are divided by."""
+_COUNTS = ("model.layers", "model.single_layers")
 _OFFICIAL = {"num_inference_steps": "steps", "guidance_scale": "guidance", "num_frames": "frames"}
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -190,9 +191,12 @@ def _from_source(
     if source.parts:
         parts = [_from_source(name, part, components, family, variant) for part in source.parts]
         values = [part.value for part in parts if part is not None]
-        return (
-            Fact(values, components[source.parts[0].component].source) if len(values) == len(parts) else None
-        )
+        if len(values) != len(parts):
+            return None
+        config = components[source.parts[0].component].source
+        if name in _DIVISORS and not all(type(value) is int for value in values):
+            raise BadInput(f"{config}: {name} must be made of whole numbers, got {show(values)[:60]}")
+        return Fact(values, config)
     component = components.get(source.component)
     if component is None:
         return None
@@ -202,6 +206,8 @@ def _from_source(
             raise BadInput(
                 f"{component.source}: {source.key} must be whole numbers above 0, got {show(value)[:60]}"
             )
+        if name in _COUNTS and not (type(value) is int and value >= 0):
+            raise BadInput(f"{component.source}: {source.key} must be a whole number, got {show(value)[:60]}")
         return Fact(value, component.source)
     return Fact(source.default, f"manifest of {family}") if source.default is not None else None
 
@@ -240,9 +246,9 @@ def _with_derived(facts: Facts) -> Facts:
     for name, other in aliases.items():
         if name not in facts and other in facts:
             facts = facts.with_({name: facts[other]})
-    if isinstance(layers := facts.get("model.layers"), int):
-        blocks = layers + (facts.get("model.single_layers") or 0)
-        facts = facts.with_({"model.blocks": blocks}, source=_DERIVED)
+    layers, single = facts.get("model.layers"), facts.get("model.single_layers", 0)
+    if layers is not None:
+        facts = facts.with_({"model.blocks": layers + single}, source=_DERIVED)
     patch, spatial = facts.get("model.patch_size"), facts.get("vae.spatial_factor")
     if not (isinstance(patch, tuple) and len(patch) == 3 and isinstance(spatial, int)):
         return facts

@@ -346,6 +346,10 @@ def _optional_seams(row: Table) -> tuple[str, ...]:
     for seam in optional:
         if seam not in seams:
             row.fail(f"optional_seams names {seam!r}, which is not among its seams")
+    if len(set(optional)) != len(optional):
+        row.fail("optional_seams names a seam twice")
+    if optional and set(optional) == set(seams):
+        row.fail("optional_seams names all of its seams: a feature needs one to stand at")
     return optional
 
 

@@ -12,12 +12,17 @@ GUARD = 1e-6
 
 
 def mean_abs(tensor: torch.Tensor) -> torch.Tensor:
-    """``mean |x|`` of each row: ``[..., N]`` -> ``[...]`` in fp32, summed in fp32 whatever the dtype, in one pass."""
+    """``mean |x|`` of each sample: ``[B, ...]`` -> ``[B]`` in fp32, summed in fp32 whatever the dtype.
+
+    Channels first, in one pass over the tensor, then the sums: one sum over millions of elements loses digits in fp32.
+    """
     import torch
 
     numbers = tensor.float() if tensor.dtype is torch.float64 else tensor
-    size: torch.Tensor = torch.linalg.vector_norm(numbers, ord=1, dim=-1, dtype=torch.float32)
-    return size / numbers.shape[-1]
+    if numbers.ndim < 3:
+        return numbers.float().abs().flatten(1).mean(dim=1)
+    sums: torch.Tensor = torch.linalg.vector_norm(numbers, ord=1, dim=-1, dtype=torch.float32)
+    return sums.flatten(1).mean(dim=1) / numbers.shape[-1]
 
 
 def relative_l1(current: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
@@ -25,8 +30,7 @@ def relative_l1(current: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
 
     Differences are taken in fp32 whatever the dtype. Nothing is read back from the device.
     """
-    before = older.flatten(1)
-    return mean_abs(current.float().flatten(1) - before) / mean_abs(before).clamp_min(GUARD)
+    return mean_abs(current.float() - older) / mean_abs(older).clamp_min(GUARD)
 
 
 def worst(distances: torch.Tensor) -> float:
@@ -50,12 +54,12 @@ class Reading:
         import torch
 
         self._event: torch.cuda.Event | None = None
-        self._copied = numbers.detach()
+        self._copied = numbers.detach().clone() if numbers.device.type == "cpu" else numbers.detach()
         if numbers.is_cuda:
             self._copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._copied.copy_(numbers.detach(), non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(numbers.device))
 
     def numbers(self) -> torch.Tensor:
         """On the host, with the shape and dtype of what was read."""

@@ -65,6 +65,10 @@ def retained(tensor: torch.Tensor) -> torch.Tensor:
 
     For what comes out of a block or a branch of one, which nobody writes to: see `Handler`.
     """
+    import torch
+
+    if torch.compiler.is_compiling():  # in compiled code a tensor's storage is not known
+        return tensor.detach().clone()
     alone = tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor.detach() if alone else tensor.detach().clone()
 
