@@ -53,7 +53,9 @@ def page() -> str:
 
 def _not_measured(what: Iterable[str]) -> str:
     named = "; ".join(what)
-    return prose(f"Not measured yet: {named}." if named else "All that this page sets a target for was measured.")
+    return prose(
+        f"Not measured yet: {named}." if named else "All that this page sets a target for was measured."
+    )
 
 
 def _machine(found: Mapping[str, Any]) -> str:

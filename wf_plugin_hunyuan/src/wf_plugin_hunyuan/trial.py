@@ -33,6 +33,13 @@ VAE: dict[str, Any] = {
     "layers_per_block": 1,
     "norm_num_groups": 4,
 }
+TILES = {
+    "tile_sample_min_height": 24,
+    "tile_sample_min_width": 24,
+    "tile_sample_stride_height": 16,
+    "tile_sample_stride_width": 16,
+}
+"""The VAE's own, in pixels: four of them over the clip of the bench where tiling is asked for."""
 TEXT_TOKENS, VALID_TOKENS = 8, 5
 
 
@@ -47,6 +54,8 @@ def pipeline() -> HunyuanVideoPipeline:
         text_encoder_2=None,
         tokenizer_2=None,
     )
+    pipe.vae.enable_tiling(**TILES)
+    pipe.vae.disable_tiling()
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
