@@ -34,13 +34,14 @@ def cache(kind: str, every: int = 4, order: int = 1, first: int = 0, last: int =
 class Driver(CacheDriver):
     """A model of blocks whose branch gives ``output(index, role, y)`` and is added with ``gate(index, role)``.
 
-    ``norms`` and ``branches`` count what the last call really ran.
+    ``norms`` and ``branches`` count what the last call really ran. Each branch is given ``text`` tokens beside those of
+    the stack, as in a model of two streams.
     """
 
     def __init__(self, technique: Any, blocks: int = BLOCKS) -> None:
         super().__init__(technique, [Block(self, index) for index in range(blocks)])
         self.index = 0
-        self.norms = self.branches = 0
+        self.norms = self.branches = self.text = 0
         self.output: Callable[[int, str, torch.Tensor], torch.Tensor] = changing
         self.gate: Callable[[int, str], float] = lambda index, role: 1.0
         self.raise_at: tuple[int, int] | None = None
@@ -70,8 +71,9 @@ class Block:
             y = self._through(handlers, "norm_modulate", f"{path}.{norm}", role, self._norm)(
                 torch.sin, x, 1, 0
             )
+            y = torch.cat([y, y.new_ones(y.shape[0], driver.text, y.shape[2])], dim=1)
             out = self._through(handlers, "branch", f"{path}.{branch}", role, self._branch(role))(y)
-            x = x + out * driver.gate(driver.index, role)
+            x = x + out[:, : x.shape[1]] * driver.gate(driver.index, role)
         return x
 
     def _norm(self, norm: Any, x: torch.Tensor, scale: Any, shift: Any) -> torch.Tensor:

@@ -278,6 +278,19 @@ def test_memory_is_the_formulas(kind, order):
         assert 4 * elements == kept_bytes(3 * BLOCKS, size, 4, order + 1, branches=2)
 
 
+def test_another_length_of_text_is_computed_though_the_stack_does_not_show_it():
+    player, _ = started("blocktaylorseer")
+    plain = Driver(cache("blocktaylorseer", every=1))
+    plain.begin(plain.view(9))
+    for index, value in enumerate(inputs()[:9]):
+        player.text = plain.text = 3 if index < 2 else 1
+        output, dense = player.call(index, value, total=9), plain.call(index, value, total=9)
+        if index == 2:
+            assert torch.equal(output, dense) and player.branches == plain.branches
+    assert player.computed() == [0, 2, 4, 8]
+    assert player.reasons()[2] == "geometry-changed"
+
+
 @both
 @pytest.mark.parametrize("order", [0, 1])
 def test_what_enters_and_leaves_the_stack_may_be_written_to(kind, order):

@@ -90,6 +90,24 @@ def test_a_skipped_call_ends_at_the_first_norm_and_gives_the_kept_residual():
     assert (model.cache.evidence()["decisions"], model.cache.evidence()["signal"]) == ("live", "block0")
 
 
+def test_a_layer_that_does_not_let_a_skipped_call_be_left_is_told():
+    model, counters = started(threshold=1.0)
+    first = model.blocks[0]
+
+    def stubborn(x):
+        try:
+            return first(x)
+        except BaseException:
+            return x + model.bias
+
+    model.blocks[0] = stubborn
+    for index in range(2):
+        ran, out = model.step(index)
+        assert ran and torch.equal(out, torch.ones(1, 4, 3))
+    assert model.computed() == [0, 1] and model.reasons()[1] == "not-left"
+    assert list(counters.fallbacks) == ["a layer kept a skipped call from being left; the step was computed"]
+
+
 def test_each_signal_is_compared_with_the_one_before_also_where_that_was_skipped():
     model, _ = started(threshold=0.25, first=0, last=0)
     ran = [model.step(i, s)[0] for i, s in enumerate(signals([0, 0.1, 0.1, 0.1]))]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 from teacache_vectors import coefficients, vector
 
 import wf_lib_teacache
-from wf_core.api import BadInput
+from wf_core.api import BadInput, Facts
 from wf_core.testing import Manifest
 from wf_lib_teacache.presets import SIGNALS, catalogue, read_file
 from wf_lib_teacache.rule import polynomial
+from wf_lib_teacache.settings import BY_BLOCK, settle
 
 HERE = Path(wf_lib_teacache.__file__).parent
 PLUGINS = Path(__file__).parents[2]
@@ -122,6 +124,43 @@ def test_the_manifests_tables_name_the_models_that_code_knows():
     for manifest in MANIFESTS:
         tables = Manifest.load(manifest).tables
         assert {name: set(keys) for name, keys in tables.items()} == known, manifest
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=["teacache", "custom"])
+def test_the_manifests_know_the_families_that_are_judged_by_the_first_block(path):
+    manifest = Manifest.load(path)
+    (feature,) = manifest.features
+    text = path.read_text()
+    for families in re.findall(r'"model.family", in = (\[.*?\])', text):
+        assert tuple(json.loads(families)) == BY_BLOCK
+    assert set(re.findall(r'"model.family", ne = "(.*?)"', text)) == {*BY_BLOCK}
+
+    def of(family, rules, options):
+        known = Facts.of({"model.family": family, "pipeline.class": "SomePipeline"}, "test")
+        return [rule.judge(known, options, manifest.tables).state == "met" for rule in rules]
+
+    inside = [rule.when for rule in feature.effects if rule.effect.seam == "norm_modulate"]
+    outside = [rule.when for rule in feature.effects if str(rule.effect) == "rank-uniform-decision"]
+    signals = [rule for rule in feature.conditions if "first block's modulated input" in rule.reason]
+    assert inside and outside and len(signals) == 2
+    for family in (*BY_BLOCK, "wan", "another"):
+        by_block = family in BY_BLOCK
+        assert {*of(family, inside, {})} == {by_block} != {*of(family, outside, {})}
+        assert all(of(family, signals, {"signal": "block0"})) == by_block
+        for signal in ("e", "e0"):
+            assert all(of(family, signals, {"signal": signal})) != by_block
+        assert all(of(family, signals, {})), "what is not said is the family's own"
+
+
+def test_the_signal_that_a_goal_names_is_the_one_that_is_taken_by_default():
+    """`goal=fast` asks for signal e, so that it chooses no model that is judged by another."""
+    (feature,) = Manifest.load(MANIFESTS[0]).features
+    (goal,) = feature.goals
+    assert dict(goal.set)["teacache"]["signal"] == "e"
+    fitted = {model: row for model, row in catalogue().fitted.items() if "block0" not in row}
+    for model in fitted:
+        known = Facts.of({"model.id": model, "model.family": "wan"}, "test")
+        assert settle({}, known) == settle({"signal": "e"}, known), model
 
 
 GOOD = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wf_core.api import ScheduledCache, StaticSchedule, Window, scheduled
+from wf_core.api import Decision, Reason, ScheduledCache, StaticSchedule, Window, scheduled
 from wf_plugin_cache_taylorseer.memory import why_too_large
 from wf_plugin_cache_taylorseer.rule import in_pattern
 from wf_plugin_cache_taylorseer.sequences import Sequences
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     import torch
 
     from wf_core.api import CacheState, Handler, RunView, Site, Step
+
+
+class _Unfit(BaseException):
+    """A branch has other sizes than when it was sampled, which the hidden states at ``stack`` do not show: the text of
+    a two-stream model. Leaves the call, which is then computed. No ``except Exception`` on the way is meant.
+    """
 
 
 @dataclass(slots=True)
@@ -89,7 +95,15 @@ class BlockTaylorSeer(ScheduledCache):
                 state.open(hidden_states)
             self._call = _Call(step, state, decision.compute)
         try:
-            output = inner(hidden_states)
+            try:
+                output = inner(hidden_states)
+            except _Unfit:
+                decision = Decision(True, Reason.GEOMETRY_CHANGED)
+                assert isinstance(state, Sequences)
+                state.forced(step)
+                state.open(hidden_states)
+                self._call = _Call(step, state, compute=True)
+                output = inner(hidden_states)
         finally:
             call, self._call = self._call, None
         if call is not None and call.compute:
@@ -107,6 +121,8 @@ class BlockTaylorSeer(ScheduledCache):
             output = inner(x)
             call.kept.keep(site.path, call.step, output)
             return output
+        if not call.kept.fits(site.path, x):
+            raise _Unfit
         call.predicted += 1
         return call.kept.predict(call.step, site.path)
 

@@ -67,6 +67,11 @@ class Sequences(CacheState):
         """The computed call is done, and every sample of it is there."""
         self._at = step.index
 
+    def fits(self, path: str, x: torch.Tensor) -> bool:
+        """Whether what was sampled at the module at ``path`` has the shape of its input now."""
+        sequence = self._kept.get(path)
+        return sequence is None or sequence.held()[0].shape == x.shape
+
     def predict(self, step: Step, value: Any) -> torch.Tensor:
         """The output at a later step of the module at the path ``value``. Not to be written to."""
         sequence = self._kept.get(value)

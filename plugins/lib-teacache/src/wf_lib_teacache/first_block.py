@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NORM = "norm_modulate"
 ROLES = ("self", "joint")
 UNSEEN = "the first block's modulated input was not seen; the step was computed"
+CAUGHT = "a layer kept a skipped call from being left; the step was computed"
 
 
 def technique_for(settings: Settings, order: int = 0) -> FeatureCache:
@@ -31,7 +32,7 @@ def technique_for(settings: Settings, order: int = 0) -> FeatureCache:
     return (FirstBlockTeaCache if settings.signal == BLOCK else TeaCache)(settings, order)
 
 
-class _Left(BaseException):
+class _CallSkipped(BaseException):
     """Raised through the blocks of a call that is skipped, and caught where it entered them. Not an ``Exception``: it
     is no error, and no layer between may take it for one.
     """
@@ -109,8 +110,8 @@ class FirstBlockTeaCache(FeatureCache):
         call = self._call = _Call(step, state, hidden_states)
         try:
             output = inner(hidden_states)
-        except _Left as left:
-            if left.call is not call:
+        except _CallSkipped as skipped:
+            if skipped.call is not call:
                 raise
             assert call.entered is not None
             output = state.predict(step, call.entered)
@@ -122,6 +123,9 @@ class FirstBlockTeaCache(FeatureCache):
         return output
 
     def _computed(self, call: _Call, output: torch.Tensor) -> None:
+        if call.decision is not None and not call.decision.compute:
+            self.counters.fall_back(NORM, CAUGHT)
+            call.decision = Decision(True, "not-left", call.decision.metric)
         if call.decision is None or call.entered is None:
             self.counters.fall_back(NORM, UNSEEN)
         if call.step.ambiguous or call.entered is None:
@@ -138,7 +142,7 @@ class FirstBlockTeaCache(FeatureCache):
             return output
         call.decision = self.settle(call.state, call.step, call.entered)
         if not call.decision.compute:
-            raise _Left(call)
+            raise _CallSkipped(call)
         return output
 
 
