@@ -66,7 +66,12 @@ def test_a_signal_without_a_polynomial_and_two_polynomials_are_refused(manifest)
 
 def test_all_ranks_decide_alike_from_the_time_embedding_and_not_from_the_latent(manifest):
     wan = effects(manifest, "custom", "wan")
-    assert {"host-state@stack", "holds-request-tensors@stack", "rank-uniform-decision", "ranks-checked"} <= wan
+    assert {
+        "host-state@stack",
+        "holds-request-tensors@stack",
+        "rank-uniform-decision",
+        "ranks-checked",
+    } <= wan
     assert not {effect for effect in wan if effect.endswith("@norm_modulate")}
     assert not {"rank-local-decision", "host-sync@stack"} & wan
     another = effects(manifest, "custom", "another")

@@ -12,6 +12,8 @@ from wf_core.testing import Manifest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "wf_plugin_cache_magcache"
 ALLOW = {"request.allow_uncalibrated": False}
+NAMED_ONLY = {"hunyuanvideo-540p"}
+"""Presets of a model that has another by default: taken where a request names them."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,8 @@ def test_every_listed_model_has_ratios_for_every_step_of_both_branches(manifest)
     measured = [
         x for ids in data["calibrated"].values() for x in (ids.values() if isinstance(ids, dict) else [ids])
     ]
-    assert {*measured} <= {*presets}
+    assert {*measured} | NAMED_ONLY == {*presets}
+    assert not {*measured} & NAMED_ONLY
     assert all(set(preset["models"]) & set(data["calibrated"]) for preset in presets.values())
     assert not set(data["calibrated"]) & set(data["borrowed"])
     for preset in presets.values():

@@ -224,7 +224,7 @@ class DynamicCall(Call):
         self._serves = state.serves(step)
         self._last: tuple[Block, torch.Tensor, torch.Tensor] | None = None
         """The block that was computed last, with what is kept of its input and output."""
-        self._left: torch.Tensor | None = None
+        self._previous_output: torch.Tensor | None = None
         """That output as the block gave it, which may be the next block's input."""
 
     def block(self, inner: Inner, index: int, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -269,13 +269,13 @@ class DynamicCall(Call):
 
     def _keep(self, block: Block, entered: torch.Tensor, output: torch.Tensor) -> None:
         """A computed block's tensors. What enters the stack is copied: it is not the blocks' alone."""
-        if self._left is entered and self._last is not None:
+        if self._previous_output is entered and self._last is not None:
             before = self._last[2]
         else:
             before = entered.detach().clone() if entered is self._entered else retained(entered)
         after = retained(output)
         block.computed(before, after)
-        self._last, self._left = (block, before, after), output
+        self._last, self._previous_output = (block, before, after), output
 
     def _verdict(self, index: int, block: Block, sample: torch.Tensor) -> Verdict | None:
         """What is said of a block that is reached now; None where it is computed anyway."""
