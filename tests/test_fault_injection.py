@@ -18,7 +18,7 @@ from wf_core.testing.watching import Injected, Raiser
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-REQUESTS = int(os.environ.get("WF_FAULTS", "40"))
+REQUESTS = int(os.environ.get("WF_FAULTS", "25"))
 """`make soak` asks for a hundred."""
 CONTENTS_EVERY = 5
 SEED = 20261130

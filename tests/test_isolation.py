@@ -1,7 +1,7 @@
 """Each plugin works alone with the core, installed from built wheels, with nothing of the checkout in sight.
 
-The wheels are built once. For each plugin the core's wheel and its own are unpacked by pip into an empty folder, and a
-fresh interpreter without site-packages runs on that folder and on a view of the third-party libraries: links to
+The wheels are built once. For each plugin the core's wheel and its own are unpacked into an empty folder, and a fresh
+interpreter without site-packages runs on that folder and on a view of the third-party libraries: links to
 everything in site-packages but our own distributions and the ``.pth`` files that lead to the checkout.
 """
 
@@ -15,6 +15,8 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,22 @@ SELECTORS = {
 }
 
 
+ONE_AFTER_ANOTHER = """
+import contextlib, io, json, sys
+from wf_core.cli import main
+told = []
+for command in json.loads(sys.argv[1]):
+    sys.argv[1:], out, err = command, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+    told.append((code or 0, out.getvalue(), err.getvalue()))
+print(json.dumps(told))
+"""
+
+
 @attrs.frozen
 class Place:
     """An installation of the core and at most one plugin."""
@@ -73,10 +91,11 @@ class Place:
     def wf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.python("-c", "import sys; from wf_core.cli import main; sys.exit(main())", *arguments)
 
-    def listing(self) -> dict[str, Any]:
-        done = self.wf("list-plugins", "--json")
+    def commands(self, *commands: tuple[str, ...]) -> list[tuple[int, str, str]]:
+        """Several of wf's commands in one interpreter: exit code, stdout and stderr of each."""
+        done = self.python("-c", ONE_AFTER_ANOTHER, json.dumps(commands))
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return [tuple(row) for row in json.loads(done.stdout)]
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +122,9 @@ def places(tmp_path_factory: pytest.TempPathFactory, wheels: Path, third_party: 
     made: dict[str, Place] = {}
     for name in ["", *PLUGINS]:
         folder = tmp_path_factory.mktemp(f"alone-{name or 'core'}")
-        files = [str(next(wheels.glob(f"{distribution}-*.whl"))) for distribution in WHEELS[name]]
-        _pip("install", "--no-index", "--no-compile", "--target", str(folder), *files)
+        for distribution in WHEELS[name]:
+            with zipfile.ZipFile(next(wheels.glob(f"{distribution}-*.whl"))) as wheel:
+                wheel.extractall(folder)
         made[name] = Place(folder, third_party)
     return made
 
@@ -117,14 +137,29 @@ def _pip(command: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_core_alone_lists_nothing_and_does_not_fail(places: dict[str, Place]) -> None:
-    assert places[""].listing()["plugins"] == []
+@pytest.fixture(scope="module")
+def listings(places: dict[str, Place]) -> Callable[[str], dict[str, Any]]:
+    """What ``wf list-plugins`` says in a place, asked once."""
+
+    @cache
+    def listing(name: str) -> dict[str, Any]:
+        done = places[name].wf("list-plugins", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return listing
+
+
+def test_the_core_alone_lists_nothing_and_does_not_fail(listings: Callable[[str], dict[str, Any]]) -> None:
+    assert listings("")["plugins"] == []
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_plugin_alone_is_available(places: dict[str, Place], name: str) -> None:
+def test_plugin_alone_is_available(
+    places: dict[str, Place], listings: Callable[[str], dict[str, Any]], name: str
+) -> None:
     place = places[name]
-    (plugin,) = place.listing()["plugins"]
+    (plugin,) = listings(name)["plugins"]
     assert (plugin["name"], plugin["state"]) == (name, "available"), plugin["reason"]
     assert Path(plugin["location"]).is_relative_to(place.folder)
 
@@ -148,22 +183,20 @@ def test_plugin_alone_imports_and_sees_no_other(places: dict[str, Place], name: 
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_features_of_a_lone_plugin_are_shown_and_resolve_or_are_refused(
-    places: dict[str, Place], name: str, tmp_path: Path
+    places: dict[str, Place], listings: Callable[[str], dict[str, Any]], name: str, tmp_path: Path
 ) -> None:
     """Exit 0 or 2 with one clear line: a missing neighbour is a reason, never a fault of the host."""
-    (plugin,) = places[name].listing()["plugins"]
+    (plugin,) = listings(name)["plugins"]
     model = next(iter(plugin["models"]), "") or str(_checkpoint(tmp_path))
-    for feature in plugin["features"]:
-        shown = places[name].wf("show", feature["name"])
-        assert shown.returncode == 0, shown.stderr
-    for request in _requests(plugin):
-        done = places[name].wf("resolve", model, "-s", request, "--json")
-        assert done.returncode in (0, 2), f"{request}: {done.stderr}"
-        assert "Traceback" not in done.stderr, f"{request}: {done.stderr}"
-    plain = places[name].wf("resolve", model, "--json")
+    shown = [("show", feature["name"]) for feature in plugin["features"]]
+    asked = [("resolve", model, "-s", request, "--json") for request in _requests(plugin)]
+    *told, (code, _, plain) = places[name].commands(*shown, *asked, ("resolve", model, "--json"))
+    for command, (ended, _, stderr) in zip((*shown, *asked), told, strict=True):
+        assert ended in ((0,) if command in shown else (0, 2)), f"{command}: {stderr}"
+        assert "Traceback" not in stderr, f"{command}: {stderr}"
     has_family = plugin["kind"] == "model-family"
-    assert plain.returncode == (0 if has_family else 2), plain.stderr
-    assert has_family or "WanTransformer3DModel" in plain.stderr
+    assert code == (0 if has_family else 2), plain
+    assert has_family or "WanTransformer3DModel" in plain
 
 
 def _requests(plugin: dict[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ from wf_core.resolving.resolve import resolve
 
 pytestmark = pytest.mark.slow
 
-REQUESTS, PARTS = int(os.environ.get("WF_FUZZ_REQUESTS", "3000")), 4
+REQUESTS, PARTS = int(os.environ.get("WF_FUZZ_REQUESTS", "1500")), 4
 """`make soak` asks for 10,000."""
 CODES = 40 if REQUESTS >= 10_000 else 35
 """More than these are met in each part: fewer requests meet fewer."""

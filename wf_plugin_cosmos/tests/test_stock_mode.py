@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -134,9 +135,7 @@ def test_release_drops_what_an_aborted_decode_left(tiny: SimpleNamespace) -> Non
 def test_signals_equal_the_models_own(dtype: torch.dtype, tiny: SimpleNamespace) -> None:
     model, steps = tiny.model("p1", dtype), (0.9, -0.5)
     signals = CosmosFamily().modulation(model, steps)
-    exact = tiny.copy(model).time_embed
-    for parameter in exact.parameters():
-        parameter.data = parameter.data.double()
+    exact = copy.deepcopy(model.time_embed).double()
     temb, embedded = exact(torch.zeros(1, dtype=torch.float64), torch.tensor(steps))
     assert {name: (tuple(s.shape), s.dtype) for name, s in signals.items()} == {
         "e": ((2, tiny.width), torch.float32),

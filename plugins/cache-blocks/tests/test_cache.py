@@ -468,11 +468,12 @@ def test_memory_is_that_of_the_formula(variant, factor, dtype):
         whole, part = 2 * 3 * 8 * size, 2 * 3 * -(-8 // factor) * size
         dynamic = variant.startswith("dynamic")
         blocks = LAYERS if dynamic else 1
+        distances = 4 * LAYERS if variant == "dynamicblock" and 0 < step < 4 else 0
         between = whole if dynamic and step < warm_up(variant) else 0
         found = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held(player)
         }
-        assert sum(found.values()) == 2 * (blocks * (whole + part) + between)
+        assert sum(found.values()) == 2 * (blocks * (whole + part) + between + distances)
 
 
 @pytest.mark.parametrize(("variant", "since"), [("dynamicblock", 2), ("dynamicblock each", 3)])

@@ -81,7 +81,8 @@ class AdaState(ResidualState):
             self._measured = numbers, step.index, step.index - before
 
     def held(self) -> Iterable[torch.Tensor]:
-        return (*super().held(), *(t for t in (self._signal, *self._seen) if t is not None))
+        measured = None if self._measured is None else self._measured[0].copied
+        return (*super().held(), *(t for t in (self._signal, *self._seen, measured) if t is not None))
 
     def _rate(self) -> None:
         """Take up what the last computed call measured: only now, so that the device is not waited for in between."""

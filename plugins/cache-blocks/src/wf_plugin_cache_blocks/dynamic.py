@@ -144,7 +144,8 @@ class BlocksState(CacheState):
 
     def held(self) -> Iterable[torch.Tensor]:
         blocks = (tensor for block in self._blocks.values() for tensor in block.held())
-        return (*blocks, *self.references.values())
+        measured = () if self._measured is None else (self._measured[0].copied,)
+        return (*blocks, *self.references.values(), *measured)
 
     def _total(self, step: Step) -> int:
         return step.total or self._steps

@@ -48,16 +48,19 @@ class Reading:
     does not run dry.
     """
 
-    __slots__ = ("_copied", "_event")
+    __slots__ = ("_event", "copied")
 
     def __init__(self, numbers: torch.Tensor) -> None:
         import torch
 
         self._event: torch.cuda.Event | None = None
-        self._copied = numbers.detach().clone() if numbers.device.type == "cpu" else numbers.detach()
+        """Recorded behind the copy."""
+        self.copied: torch.Tensor
+        """On the host, and what is held; only `numbers` knows when it has arrived."""
+        self.copied = numbers.detach().clone() if numbers.device.type == "cpu" else numbers.detach()
         if numbers.is_cuda:
-            self._copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._copied.copy_(numbers.detach(), non_blocking=True)
+            self.copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self.copied.copy_(numbers.detach(), non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(numbers.device))
 
@@ -65,4 +68,4 @@ class Reading:
         """On the host, with the shape and dtype of what was read."""
         if self._event is not None:
             self._event.synchronize()
-        return self._copied
+        return self.copied
