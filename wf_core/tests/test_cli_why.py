@@ -117,6 +117,8 @@ def test_two_names_of_one_feature_are_one(toys: Site, wf: Any) -> None:
         (["a", "toy_grap"], "did you mean toy"),
         (["a", "a", "a"], "one or two features, not 3"),
         ([], "Missing argument"),
+        (["attention_backend"], "takes one of several features: name one of"),
+        (["a", "tiny"], "is a model and no feature, switch or value: give it with --model"),
         (["a", "--model", "tinny"], "did you mean tiny"),
         (["a", "--device", "h20"], "did you mean h200"),
     ],
