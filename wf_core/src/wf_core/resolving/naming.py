@@ -101,7 +101,9 @@ def _meant(text: str, catalog: Catalog) -> Target:
         if key == selector.name.lower():
             values = ", ".join(catalog.selector_values(selector.name))
             raise BadInput(f"{selector.name} takes one of several features: name one of {values}")
-    if any(text in (model.name, *model.aliases) for manifest in catalog.manifests for model in manifest.models):
+    if any(
+        text in (model.name, *model.aliases) for manifest in catalog.manifests for model in manifest.models
+    ):
         raise BadInput(f"{text!r} is a model and no feature, switch or value: give it with --model")
     raise BadInput(f"no installed plugin has a feature, switch or value {text!r}{_hint(text, catalog)}")
 
