@@ -9,7 +9,7 @@ import attrs
 
 from wf_core.facts import Facts
 from wf_core.manifests.conditions import Condition
-from wf_core.manifests.declarations import FeatureDecl, Rule
+from wf_core.manifests.declarations import Rule
 from wf_core.manifests.effects import EffectRule
 from wf_core.plugins.catalog import PACKAGE_FACT, Catalog, Offer
 from wf_core.resolving.plan import Change, PlannedFeature, Violation
@@ -76,7 +76,7 @@ def judge_demand(
         tolerance=feature.tolerance,
         experimental=feature.experimental,
         options=tuple(sorted(options.items())),
-        seams=_seams_there(feature, facts, catalog),
+        seams=feature.seams,
         stage=feature.stage,
         before=feature.before,
         after=feature.after,
@@ -198,15 +198,6 @@ def _usable(demand: Demand, offer: Offer, facts: Facts, catalog: Catalog) -> Ite
     if missing:
         reason = f"the model family {family} does not offer {', '.join(missing)}, where {feature} works."
         yield Violation("WF-M004", "forbid", reason, (*names, "family"))
-
-
-def _seams_there(feature: FeatureDecl, facts: Facts, catalog: Catalog) -> tuple[str, ...]:
-    """The feature's seams without the optional ones that the model's family does not offer."""
-    family = facts.get("model.family")
-    offered = catalog.family_seams(family) if family is not None else None
-    if offered is None:
-        return feature.seams
-    return tuple(seam for seam in feature.seams if seam in offered or seam not in feature.optional_seams)
 
 
 def cannot_be_used(feature: str, why: str) -> str:
