@@ -12,6 +12,7 @@ import torch
 from diffusers import (
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
+    HunyuanVideo15Transformer3DModel,
     HunyuanVideoTransformer3DModel,
     LTXVideoTransformer3DModel,
     UniPCMultistepScheduler,
@@ -57,6 +58,24 @@ HY_CONFIG: dict[str, Any] = {
 
 def hy(seed: int = 0, **changes: Any) -> HunyuanVideoTransformer3DModel:
     return seeded(HunyuanVideoTransformer3DModel, seed=seed, **{**HY_CONFIG, **changes})
+
+
+def hy15(**changes: Any) -> HunyuanVideo15Transformer3DModel:
+    """HunyuanVideo-1.5: two streams in both of its blocks."""
+    config: dict[str, Any] = {
+        "in_channels": 9,
+        "out_channels": 4,
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "num_layers": 2,
+        "num_refiner_layers": 1,
+        "mlp_ratio": 2.0,
+        "text_embed_dim": 16,
+        "text_embed_2_dim": 12,
+        "image_embed_dim": 6,
+        "rope_axes_dim": (2, 6, 8),
+    }
+    return seeded(HunyuanVideo15Transformer3DModel, **{**config, **changes})
 
 
 def ltx(seed: int = 0) -> LTXVideoTransformer3DModel:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from diffusers import (
     CosmosTransformer3DModel,
-    HunyuanVideo15Transformer3DModel,
     HunyuanVideoTransformer3DModel,
 )
 
+from support import models
 from wf_core import Refused
 from wf_core.testing import host_of, seeded
 from wf_plugin_fused_wan import feed_forward, gated_residual, norm_modulate
@@ -206,21 +206,7 @@ def of_replaced_tokens():
 
 def of_15():
     """HunyuanVideo-1.5."""
-    model = seeded(
-        HunyuanVideo15Transformer3DModel,
-        in_channels=9,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=2,
-        num_refiner_layers=1,
-        mlp_ratio=2.0,
-        text_embed_dim=16,
-        text_embed_2_dim=12,
-        image_embed_dim=6,
-        rope_axes_dim=(2, 6, 8),
-        target_size=64,
-    )
+    model = models.hy15(target_size=64)
     call = {
         "hidden_states": noise(1, 9, 2, 4, 6),
         "encoder_hidden_states": noise(1, 8, 16, seed=4),

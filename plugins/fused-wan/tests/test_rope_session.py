@@ -8,11 +8,9 @@ from importlib import import_module
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Transformer3DModel
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from support import models
-from wf_core.api import seeded
 from wf_core.testing import host_of
 
 ELSEWHERE = {"device.type": "cuda", "device.sm": 90, "package.triton": "3.6.0"}
@@ -59,20 +57,7 @@ def test_a_clip_is_bit_for_bit_stock(family, dtype):
 
 def hunyuan15():
     """A model of two streams in every block, and the arguments of one call."""
-    model = seeded(
-        HunyuanVideo15Transformer3DModel,
-        in_channels=9,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=2,
-        num_refiner_layers=1,
-        mlp_ratio=2.0,
-        text_embed_dim=16,
-        text_embed_2_dim=12,
-        image_embed_dim=6,
-        rope_axes_dim=(2, 6, 8),
-    )
+    model = models.hy15()
     torch.manual_seed(1)
     return model, {
         "hidden_states": torch.randn(1, 9, 2, 2, 3),

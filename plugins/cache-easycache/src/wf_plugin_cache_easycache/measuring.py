@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wf_core.api import geometry, worst
+from wf_core.api import geometry, mean_abs, worst
 from wf_plugin_cache_easycache.rule import GUARD, estimate, rate
 
 
@@ -63,5 +63,4 @@ class Measurement:
 
 def _size(tensor: torch.Tensor, older: torch.Tensor | None = None) -> torch.Tensor:
     """``mean |tensor|`` of each sample, or ``mean |tensor - older|``: ``[B, ...]`` -> ``[B]`` in fp32."""
-    values = tensor.float() if older is None else tensor.float() - older.float()
-    return values.abs().flatten(1).mean(dim=1)
+    return mean_abs(tensor if older is None else tensor.float() - older)

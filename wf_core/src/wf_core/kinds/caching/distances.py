@@ -53,14 +53,13 @@ class Reading:
     def __init__(self, numbers: torch.Tensor) -> None:
         import torch
 
-        self._event: torch.cuda.Event | None = None
-        """Recorded behind the copy."""
-        self.copied: torch.Tensor
+        on_card = numbers.is_cuda
+        self.copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=on_card)
         """On the host, and what is held; only `numbers` knows when it has arrived."""
-        self.copied = numbers.detach().clone() if numbers.device.type == "cpu" else numbers.detach()
-        if numbers.is_cuda:
-            self.copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self.copied.copy_(numbers.detach(), non_blocking=True)
+        self.copied.copy_(numbers.detach(), non_blocking=on_card)
+        self._event: torch.cuda.Event | None = None
+        """Recorded behind the copy, on a card."""
+        if on_card:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(numbers.device))
 
