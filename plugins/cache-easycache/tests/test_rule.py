@@ -25,7 +25,7 @@ def play_by_rule(xs, threshold, first, last):
     for i, x in enumerate(xs):
         compute = i < first or i >= len(xs) - last or k is None
         if not compute:
-            accumulated += estimate(k, abs(x - xs[i - 1]), abs(kept[1]))
+            accumulated += estimate(k, abs(kept[1]), abs(x - xs[i - 1]))
             compute, _ = skips.offer(accumulated)
         if compute:
             v = 0.5 * x + 0.1 * i

@@ -19,14 +19,14 @@ class Measurement:
         self._latent = latent.clone()
         self._output = output.clone()
         self._before = self._latent
-        self._size = _size(output)
-        self._rate: torch.Tensor | None = None
-        self._sum = torch.zeros_like(self._size)
+        self._per_change: torch.Tensor | None = None
+        """The estimate for a change of the latent by 1: made after a computed step, whose kernels nobody waits for."""
+        self._sum = output.new_zeros(output.shape[0], dtype=torch.float32)
 
     @property
     def has_rate(self) -> bool:
         """Whether two steps were computed, which is what a rate takes."""
-        return self._rate is not None
+        return self._per_change is not None
 
     def fits(self, latent: torch.Tensor) -> bool:
         """Whether a latent can be compared with what is kept."""
@@ -34,9 +34,8 @@ class Measurement:
 
     def offer(self, latent: torch.Tensor) -> float:
         """Adds the estimate of one step; the largest sum of the batch, NaN if one is NaN. Waits for the device once."""
-        assert self._rate is not None, "no rate was measured"
-        change = _size(latent, self._before)
-        self._sum = self._sum + estimate(self._rate, change, self._size.clamp_min(GUARD))
+        assert self._per_change is not None, "no rate was measured"
+        self._sum = torch.addcmul(self._sum, self._per_change, _size(latent, self._before))
         return worst(self._sum)
 
     def skipped(self, latent: torch.Tensor) -> None:
@@ -45,19 +44,19 @@ class Measurement:
 
     def computed(self, latent: torch.Tensor, output: torch.Tensor) -> None:
         """A step was computed: a new rate between it and the one computed before, and a sum that starts anew."""
-        self._rate = rate(_size(output, self._output), _size(latent, self._latent).clamp_min(GUARD))
+        k = rate(_size(output, self._output), _size(latent, self._latent).clamp_min(GUARD))
+        self._per_change = estimate(k, _size(output).clamp_min(GUARD))
         self._latent = self._before = latent.clone()
         self._output = output.clone()
-        self._size = _size(output)
-        self._sum = torch.zeros_like(self._size)
+        self._sum = torch.zeros_like(self._sum)
 
     def held(self) -> tuple[torch.Tensor, ...]:
         """What is kept now: the numbers, and two tensors of the latent's size, three after a skipped step."""
-        kept = [self._latent, self._output, self._size, self._sum]
+        kept = [self._latent, self._output, self._sum]
         if self._before is not self._latent:
             kept.append(self._before)
-        if self._rate is not None:
-            kept.append(self._rate)
+        if self._per_change is not None:
+            kept.append(self._per_change)
         return tuple(kept)
 
 

@@ -38,9 +38,12 @@ def rate(output_change: Number, latent_change: Number) -> Number:
     return output_change / latent_change  # type: ignore[operator,no-any-return]
 
 
-def estimate(k: Number, latent_change: Number, output_size: Number) -> Number:
-    """``k |x_i - x_(i-1)| / |v|``: one step's expected relative change of the output, ``v`` the last computed one."""
-    return k * latent_change / output_size  # type: ignore[operator,no-any-return]
+def estimate(k: Number, output_size: Number, latent_change: Number | float = 1.0) -> Number:
+    """``k |x_i - x_(i-1)| / |v|``: one step's expected relative change of the output, ``v`` the last computed one.
+
+    Without a change it is that of a change of 1, to be multiplied by the changes to come.
+    """
+    return k / output_size * latent_change  # type: ignore[operator,no-any-return]
 
 
 class Skips:
