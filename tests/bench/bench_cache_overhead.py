@@ -3,20 +3,21 @@
     python tests/bench/bench_cache_overhead.py [--json FILE]
 
 On tiny-wan. Single steps are timed (two forwards and the sampler, from one callback to the next), all subjects in
-turns, whose order shifts by one each time. A step is set against the same step of the stock pipeline in the same
-round, and the median of all counts; what a session costs once per request is not in it (bench_session.py has that).
-The stock pipeline is there twice, and what is divided by is the mean of both: the row that sets one against the other
-says how far the machine itself can be trusted.
+turns, whose order shifts by one each time, and the quickest of each step counts; Python collects its garbage between
+the rounds alone. What a session costs once per request is not in it (bench_session.py has that). The stock pipeline is
+there twice, and what is divided by is the mean of both: the row that sets one against the other says how far the
+machine itself can be trusted.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import time
 import warnings
 from contextlib import ExitStack
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def step_times(pipe: Any, steps: int, batch: int) -> list[float]:
 
 
 def measure(steps: int, rounds: int, batch: int, device: str) -> tuple[float, dict[str, float]]:
-    """Milliseconds of a stock step, and each subject's ratio to it: the medians over all steps of all rounds."""
+    """Milliseconds of a stock step, and each subject's ratio to it: of the means over the quickest of each step."""
     host = Host.discover()
     pipe = load_quietly(host.model_directory("tiny-wan"), "float32", device)
     with ExitStack() as stack:
@@ -86,37 +87,34 @@ def measure(steps: int, rounds: int, batch: int, device: str) -> tuple[float, di
             AGAIN: pipe,
         }
         names = list(subjects)
-        taken: list[dict[str, list[float]]] = []
+        quickest: dict[str, list[float]] = {}
         for turn in range(rounds + 1):
-            order = (*names[turn % len(names) :], *names[: turn % len(names)])
-            taken.append({name: step_times(subjects[name], steps, batch) for name in order})
-        del taken[0]  # the first round warms up
+            gc.collect()
+            for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
+                times = step_times(subjects[name], steps, batch)
+                if turn:  # the first round warms up
+                    quickest[name] = list(map(min, quickest.get(name, times), times))
         for name, session in sessions.items():
             forwards = session.report["steps"]["forwards"]
             assert forwards["computed"] == forwards["called"], (name, forwards)
-    stock = [mean(pair) for times in taken for pair in zip(times[STOCK], times[AGAIN], strict=True)]
-    ratios = {
-        name: median(
-            one / other
-            for one, other in zip((one for times in taken for one in times[name]), stock, strict=True)
-        )
-        for name in NEVER
+    taken = {name: mean(times) for name, times in quickest.items()}
+    stock = mean([taken[STOCK], taken[AGAIN]])
+    return 1000 * stock, {
+        **{name: taken[name] / stock for name in NEVER},
+        AGAIN: taken[AGAIN] / taken[STOCK],
     }
-    apart = median(
-        one / other for times in taken for one, other in zip(times[AGAIN], times[STOCK], strict=True)
-    )
-    return 1000 * median(stock), {**ratios, AGAIN: apart}
 
 
 def main() -> None:
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, add_help=False)
     parser.add_argument("--steps", type=int, default=9 if on_gpu else 4)
-    parser.add_argument("--rounds", type=int, default=12 if on_gpu else 4)
+    parser.add_argument("--rounds", type=int, default=20 if on_gpu else 4)
     parser.add_argument("--batch", type=int, default=64 if on_gpu else 1)
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     options, _ = parser.parse_known_args()
     warnings.filterwarnings("ignore")
+    gc.disable()
     stock, ratios = measure(options.steps, options.rounds, options.batch, options.device)
     rows = [
         Row(f"{name}: a dense step over the stock pipeline's", ratios[name], "x", TARGET) for name in NEVER

@@ -469,11 +469,31 @@ def test_memory_is_that_of_the_formula(variant, factor, dtype):
         dynamic = variant.startswith("dynamic")
         blocks = LAYERS if dynamic else 1
         distances = 4 * LAYERS if variant == "dynamicblock" and 0 < step < 4 else 0
+        sums = 4 * 2 * LAYERS if variant == "dynamicblock" else 0
         between = whole if dynamic and step < warm_up(variant) else 0
         found = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held(player)
         }
-        assert sum(found.values()) == 2 * (blocks * (whole + part) + between + distances)
+        assert sum(found.values()) == 2 * (blocks * (whole + part) + between + sums + distances)
+
+
+@pytest.mark.parametrize("reference", ["computed", "previous"])
+def test_blocks_are_compared_the_same_one_by_one_and_together(reference, monkeypatch):
+    found = []
+    for together in (0, 2 * 2 * 3 * 4, 2**21):  # alone, in twos, all
+        monkeypatch.setattr("wf_plugin_cache_blocks.dynamic.TOGETHER", together)
+        player = driver("dynamicblock", threshold=0.3, reference=reference)
+        player.begin(player.view(12))
+        generator = torch.Generator().manual_seed(1)
+        noise = [value(batch=2) + 0.2 * torch.randn(2, 3, 8, generator=generator) for _ in range(12)]
+        outputs = [player.call(step, noise[step], total=12) for step in range(12)]
+        found.append(
+            (player.reasons(), [event.metric for event in player.cache.events], torch.stack(outputs))
+        )
+    for reasons, metrics, outputs in found[1:]:
+        assert reasons == found[0][0] and metrics == found[0][1]
+        assert torch.equal(outputs, found[0][2])
+    assert "below-threshold" in found[0][0].values() and "threshold" in found[0][0].values()
 
 
 @pytest.mark.parametrize(("variant", "since"), [("dynamicblock", 2), ("dynamicblock each", 3)])

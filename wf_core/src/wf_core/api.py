@@ -6,7 +6,14 @@ from wf_core.errors import BadInput, Busy, CannotCopy, Ineligible, PluginFault, 
 from wf_core.facts import Fact, Facts
 from wf_core.hookspecs import hookimpl
 from wf_core.kinds.caching.decisions import Decision, Reason, Window
-from wf_core.kinds.caching.distances import Reading, mean_abs, relative_l1, worst
+from wf_core.kinds.caching.distances import (
+    Reading,
+    abs_sums,
+    mean_abs,
+    relative_l1,
+    relative_of_sums,
+    worst,
+)
 from wf_core.kinds.caching.runtime import FeatureCache
 from wf_core.kinds.caching.schedules import (
     Follower,
@@ -80,6 +87,7 @@ __all__ = [
     "WfError",
     "Window",
     "Wiring",
+    "abs_sums",
     "checkpoint_of",
     "dense",
     "expert_start",
@@ -89,6 +97,7 @@ __all__ = [
     "model_id",
     "read_preset",
     "relative_l1",
+    "relative_of_sums",
     "require_own",
     "retained",
     "scheduled",

@@ -7,8 +7,9 @@ block reads back its own before it runs, which is one wait for the device per bl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,8 +18,9 @@ from wf_core.api import (
     Decision,
     Reading,
     Reason,
+    abs_sums,
     geometry,
-    relative_l1,
+    relative_of_sums,
     retained,
 )
 from wf_plugin_cache_blocks.cache import BlockCache, Call, Inner, sampled, worst_of
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from wf_core.api import RunView, Step
 
 FREE = "each-block"
-TOGETHER = 2**23
-"""Elements of the blocks' inputs that are compared at a time."""
+TOGETHER = 2**21
+"""Elements of the blocks' inputs that are compared at a time, where that is more than one block's."""
 NOT_FINITE_BLOCK = "what a block was compared by was not a finite number; the block was computed"
 
 
@@ -85,11 +87,8 @@ class BlocksState(CacheState):
         self._steps = steps
         self._blocks: dict[int, Block] = {}
         self._measured: tuple[Reading, tuple[int, ...]] | None = None
-        self.references: dict[int, torch.Tensor] = {}
-        """Former inputs of blocks that follow each other, ``[blocks, B, L, ceil(D / factor)]``, by the first's index.
-
-        One tensor for as many as are compared together; see `Comparison`.
-        """
+        self.references: dict[int, Former] = {}
+        """Former inputs of as many blocks as are compared together, by the first one's index; see `Comparison`."""
         self.verdicts: dict[int, Verdict] = {}
 
     def block(self, index: int) -> Block:
@@ -122,13 +121,15 @@ class BlocksState(CacheState):
         free = step.index + 1 < total - window.last if total else not window.last
         return free and step.index + ahead >= window.first
 
-    def measure(self, distances: list[torch.Tensor], over: list[int]) -> None:
+    def measure(self, distances: torch.Tensor | None, over: list[int]) -> None:
         """A call is over: how far each block's input was from its reference, and how many steps that reference was old.
 
         Nothing is waited for. Fewer distances than blocks: a block had no reference, and nothing is known of the call.
         """
-        complete = len(over) == len(self._blocks) > 0
-        self._measured = (Reading(torch.cat(distances)), tuple(over)) if complete else None
+        if distances is None or len(over) != len(self._blocks):
+            self._measured = None
+        else:
+            self._measured = Reading(distances), tuple(over)
 
     def commit(self, step: Step, value: torch.Tensor, output: torch.Tensor) -> None:
         """Nothing is kept of the stack as a whole: each block keeps its own."""
@@ -145,7 +146,7 @@ class BlocksState(CacheState):
     def held(self) -> Iterable[torch.Tensor]:
         blocks = (tensor for block in self._blocks.values() for tensor in block.held())
         measured = () if self._measured is None else (self._measured[0].copied,)
-        return (*blocks, *self.references.values(), *measured)
+        return (*blocks, *itertools.chain.from_iterable(self.references.values()), *measured)
 
     def _total(self, step: Step) -> int:
         return step.total or self._steps
@@ -167,18 +168,30 @@ def decision_of(verdicts: Iterable[Verdict]) -> Decision:
     return Decision(reason != BELOW, reason, min(finite, default=None), fallback)
 
 
-class Comparison:
-    """The inputs of a call's blocks, compared with those of former calls: as many blocks together as are small enough.
+class Former(NamedTuple):
+    """The inputs of blocks that follow each other, to compare with.
 
-    One block's comparison is a handful of small kernels, which for a small model take longer to launch than to run.
+    ``inputs`` ``[blocks, B, L, ceil(D / factor)]``, and ``sizes``, their `abs_sums`, ``[blocks, B, n]`` in fp32.
+    """
+
+    inputs: torch.Tensor
+    sizes: torch.Tensor
+
+
+class Comparison:
+    """The inputs of a call's blocks, compared with those of former calls.
+
+    One block's comparison is a handful of kernels, which for a small model take longer to launch than to run: as many
+    blocks are compared together as are small enough to be read again from a device's cache.
     """
 
     def __init__(self, state: BlocksState, step: int) -> None:
         self._state = state
         self._step = step
         self._waiting: list[tuple[int, Block, torch.Tensor, bool]] = []
-        self.distances: list[torch.Tensor] = []
-        """How far the inputs were from the references, one fp32 number for each block, in pieces on the device."""
+        self._moved: list[torch.Tensor] = []
+        self._sizes: list[torch.Tensor] = []
+        self._elements = 0
         self.over: list[int] = []
         """How many steps each reference was old."""
 
@@ -186,26 +199,46 @@ class Comparison:
         """A block's input ``[B, L, ceil(D / factor)]``, which becomes its reference where it ``refreshes`` it."""
         self._waiting.append((index, block, sample, refreshes))
         if sample.numel() * (len(self._waiting) + 1) > TOGETHER:
-            self.flush()
+            self._compare()
 
-    def flush(self) -> None:
-        """Compare what waits."""
+    def distances(self) -> torch.Tensor | None:
+        """How far each input was from its reference: one fp32 number per block ``[blocks]``, on the device.
+
+        None where no input had a reference.
+        """
+        self._compare()
+        if not self._moved:
+            return None
+        moved, sizes = torch.cat(self._moved), torch.cat(self._sizes)
+        apart = relative_of_sums(moved.flatten(0, 1), sizes.flatten(0, 1), self._elements)
+        return apart.view(moved.shape[:2]).amax(1)
+
+    def _compare(self) -> None:
+        """Compare what waits, up to the sums."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
         first = waiting[0][0]
         inputs = torch.stack([sample.detach() for _, _, sample, _ in waiting])
+        sizes = _sums_of(inputs)
         older = self._state.references.get(first)
         if older is not None:
-            apart = relative_l1(inputs.flatten(0, 1), older.flatten(0, 1))
-            self.distances.append(apart.view(len(waiting), -1).amax(1))
+            self._elements = inputs[0, 0].numel()
+            self._moved.append(_sums_of(inputs.float() - older.inputs))
+            self._sizes.append(older.sizes)
             self.over += [self._step - block.reference_at for _, block, _, _ in waiting]
         for row, (_, block, _, refreshes) in enumerate(waiting):
             if refreshes or older is None:
                 block.reference_at = self._step
             else:
-                inputs[row].copy_(older[row])
-        self._state.references[first] = inputs
+                inputs[row].copy_(older.inputs[row])
+                sizes[row].copy_(older.sizes[row])
+        self._state.references[first] = Former(inputs, sizes)
+
+
+def _sums_of(inputs: torch.Tensor) -> torch.Tensor:
+    """The `abs_sums` of several blocks' inputs: ``[blocks, B, ...]`` -> ``[blocks, B, n]``."""
+    return abs_sums(inputs.flatten(0, 1)).view(*inputs.shape[:2], -1)
 
 
 class DynamicCall(Call):
@@ -259,8 +292,7 @@ class DynamicCall(Call):
             block, entered, output = self._last  # what leaves the stack is not the blocks' alone
             block.computed(entered, output.clone())
         if self._cache.settings.decide != FREE:
-            self._comparison.flush()
-            self._state.measure(self._comparison.distances, self._comparison.over)
+            self._state.measure(self._comparison.distances(), self._comparison.over)
             return self._decision
         if not self._each:
             return self._decision

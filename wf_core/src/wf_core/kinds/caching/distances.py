@@ -15,11 +15,11 @@ TOGETHER = 2048
 """The most elements in one sum: with fp32 no digit is lost that a relative distance would show."""
 
 
-def mean_abs(tensor: torch.Tensor) -> torch.Tensor:
-    """``mean |x|`` of each sample: ``[B, ...]`` -> ``[B]`` in fp32, summed in fp32 whatever the dtype.
+def abs_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """``sum |x|`` of the parts of each sample: ``[B, ...]`` -> ``[B, n]`` in fp32, added in fp32 whatever the dtype.
 
-    In one pass over the tensor for the sums of many neighbours each, then the mean of these: one sum over millions of
-    elements loses digits in fp32, and a sum for every row of a few channels is slow on a device.
+    One pass over the tensor. n depends on its shape and strides. A part is many neighbours: one sum over millions of
+    elements loses digits in fp32, and one for every row of a few channels is slow on a device.
     """
     import torch
 
@@ -29,7 +29,12 @@ def mean_abs(tensor: torch.Tensor) -> torch.Tensor:
         together = _neighbours(size)
         numbers = numbers.reshape(numbers.shape[0], size // together, together)
     sums: torch.Tensor = torch.linalg.vector_norm(numbers, ord=1, dim=-1, dtype=torch.float32)
-    return sums.flatten(1).mean(dim=1) / numbers.shape[-1]
+    return sums.flatten(1)
+
+
+def mean_abs(tensor: torch.Tensor) -> torch.Tensor:
+    """``mean |x|`` of each sample: ``[B, ...]`` -> ``[B]`` in fp32, by `abs_sums`."""
+    return abs_sums(tensor).sum(dim=1) / math.prod(tensor.shape[1:])
 
 
 def relative_l1(current: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
@@ -37,7 +42,15 @@ def relative_l1(current: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
 
     Differences are taken in fp32 whatever the dtype. Nothing is read back from the device.
     """
-    return mean_abs(current.float() - older) / mean_abs(older).clamp_min(GUARD)
+    return relative_of_sums(abs_sums(current.float() - older), abs_sums(older), math.prod(older.shape[1:]))
+
+
+def relative_of_sums(moved: torch.Tensor, size: torch.Tensor, elements: int) -> torch.Tensor:
+    """`relative_l1` from the `abs_sums` of a difference and of what it is relative to, ``[B, n]`` each -> ``[B]``.
+
+    ``elements`` are those of one sample.
+    """
+    return moved.sum(dim=1) / size.sum(dim=1).clamp_min(GUARD * elements)
 
 
 @lru_cache(maxsize=256)
