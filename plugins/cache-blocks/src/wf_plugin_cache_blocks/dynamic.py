@@ -23,6 +23,7 @@ from wf_core.api import (
     relative_of_sums,
     retained,
 )
+from wf_plugin_cache_blocks import fused
 from wf_plugin_cache_blocks.cache import BlockCache, Call, Inner, sampled, worst_of
 from wf_plugin_cache_blocks.rule import BELOW, Rule, Verdict, expected, reason_of
 
@@ -194,6 +195,8 @@ class Comparison:
         self._elements = 0
         self.over: list[int] = []
         """How many steps each reference was old."""
+        self.fused = 0
+        """How many blocks were compared by the kernel of `fused`."""
 
     def add(self, index: int, block: Block, sample: torch.Tensor, refreshes: bool) -> None:
         """A block's input ``[B, L, ceil(D / factor)]``, which becomes its reference where it ``refreshes`` it."""
@@ -218,22 +221,49 @@ class Comparison:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        first = waiting[0][0]
-        inputs = torch.stack([sample.detach() for _, _, sample, _ in waiting])
-        sizes = _sums_of(inputs)
-        older = self._state.references.get(first)
-        if older is not None:
-            self._elements = inputs[0, 0].numel()
-            self._moved.append(_sums_of(inputs.float() - older.inputs))
-            self._sizes.append(older.sizes)
+        first, _, sample, _ = waiting[0]
+        alone = 2 * sample.numel() > TOGETHER
+        former = self._state.references.get(first)
+        if former is not None:
+            self._elements = sample[0].numel()
+            self._sizes.append(former.sizes)
             self.over += [self._step - block.reference_at for _, block, _, _ in waiting]
-        for row, (_, block, _, refreshes) in enumerate(waiting):
-            if refreshes or older is None:
+        keeps = [refreshes or former is None for _, _, _, refreshes in waiting]
+        if alone and fused.serves(sample):
+            moved, kept = self._fused(sample.detach(), former, keeps[0])
+        else:
+            moved, kept = self._by_torch([sample.detach() for _, _, sample, _ in waiting], former, keeps)
+        if moved is not None:
+            self._moved.append(moved)
+        self._state.references[first] = kept
+        for (_, block, _, _), taken in zip(waiting, keeps, strict=True):
+            if taken:
                 block.reference_at = self._step
-            else:
-                inputs[row].copy_(older.inputs[row])
-                sizes[row].copy_(older.sizes[row])
-        self._state.references[first] = Former(inputs, sizes)
+
+    def _fused(
+        self, sample: torch.Tensor, former: Former | None, keeps: bool
+    ) -> tuple[torch.Tensor | None, Former]:
+        """One block in one pass; what was kept of it is written over."""
+        self.fused += 1
+        inputs = sample.new_empty((1, *sample.shape)) if former is None else former.inputs
+        moved, sizes = fused.compare(sample, inputs[0], compares=former is not None, keeps=keeps)
+        kept = former if former is not None and not keeps else Former(inputs, sizes.unsqueeze(0))
+        return None if former is None else moved.unsqueeze(0), kept
+
+    @staticmethod
+    def _by_torch(
+        samples: list[torch.Tensor], former: Former | None, keeps: list[bool]
+    ) -> tuple[torch.Tensor | None, Former]:
+        inputs = torch.stack(samples)
+        kept = Former(inputs, _sums_of(inputs))
+        if former is None:
+            return None, kept
+        moved = _sums_of(inputs.float() - former.inputs)
+        for row, taken in enumerate(keeps):
+            if not taken:
+                kept.inputs[row].copy_(former.inputs[row])
+                kept.sizes[row].copy_(former.sizes[row])
+        return moved, kept
 
 
 def _sums_of(inputs: torch.Tensor) -> torch.Tensor:
@@ -293,6 +323,8 @@ class DynamicCall(Call):
             block.computed(entered, output.clone())
         if self._cache.settings.decide != FREE:
             self._state.measure(self._comparison.distances(), self._comparison.over)
+            if self._comparison.fused:
+                self._cache.counters.add("fused_comparisons", self._comparison.fused)
             return self._decision
         if not self._each:
             return self._decision
