@@ -119,6 +119,7 @@ def test_every_code_is_documented(ours: list[PluginRecord], features: list[Any])
     families = [manifest.family for manifest in manifests if manifest.family]
     rules = [*core_rules(), *(rule for manifest in manifests for rule in manifest.rules)]
     conditions = [c for owner in (*features, *families) for c in owner.conditions if c.code]
+    conditions += [c for feature in features for c in feature.inert if c.code]
     codes = {row["code"] for row in data.table("codes")["code"]}
     assert left_out(codes | {x.code for x in (*rules, *conditions)}, "rules") == []
     text = page("rules").replace("\\|", "|").replace("&lt;", "<").replace("&amp;", "&")

@@ -126,6 +126,31 @@ def test_what_nobody_has_tested_is_legal_with_a_warning(
     assert code in {violation.code for violation in refused.value.refusal.violations}
 
 
+ALONE = [
+    ("hunyuanvideo", {"vae_tile_size": [16, 16]}, "WF-V004 vae_tile_size is taken by Cosmos"),
+    ("hunyuanvideo", {"vae_tile_stride": [16, 16]}, "WF-V004 vae_tile_stride is taken by Cosmos"),
+    ("cosmos-predict1-7b-text2world", {"vae_tile_size": [16, 16]}, "WF-V003 The VAE of Cosmos Predict1"),
+    ("cosmos-predict2-2b-video2world", {"vae_tile_size": [16, 16]}, ""),
+]
+
+
+@pytest.mark.parametrize(("model", "request_", "why"), ALONE)
+def test_an_option_alone_is_answered_with_its_feature_where_that_would_help(
+    model: str, request_: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        judge({"model": model}, request_, {})
+    [violation] = refused.value.refusal.violations
+    assert violation.code == "WF-R005"
+    assert violation.fix.startswith(
+        f"With vae_tiling it would be refused too: {why}" if why else "Ask for it with vae_tiling"
+    )
+    [fix] = [fix for fix in refused.value.refusal.fixes if fix.change.set] or [None]
+    assert (fix is None) == bool(why)
+    if fix is not None:
+        assert judge({"model": model}, fix.change.applied(request_), {}).features
+
+
 OFF_ELSEWHERE = [
     ("wan2.1-t2v-1.3b", {"vae_tiling": False}),
     ("hunyuanvideo", {"vae_spatial_tiling": False}),

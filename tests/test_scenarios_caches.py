@@ -254,6 +254,13 @@ def test_b03_few_steps_are_the_plain_run_and_said_so(host, pipe, plain, cache, s
         (fallback,) = session.report["fallbacks"]
         assert f"all {steps} steps are computed" in fallback["reason"]
         assert claim(session)["state"] == "inert"
+    if cache != "cfg-gate" and (cache, steps) != (
+        "magcache",
+        4,
+    ):  # whose shares of the steps no manifest computes
+        [warning] = host.resolve(pipe, request, run={"num_inference_steps": steps}).warnings
+        assert warning.level == "inert" and warning.reason.startswith(f"all {steps} steps are computed")
+        assert host.resolve(pipe, REQUESTS[cache], run={"num_inference_steps": 6}).warnings == ()
     assert torch.equal(ours, plain(num_inference_steps=steps))
     assert seen.count == steps * len(BRANCHES) * LAYERS["p1"]
 

@@ -54,7 +54,7 @@ def _of_conditions() -> Iterator[str]:
     ]
     for record in records():
         family = manifest_of(record).family
-        conditions += [c for f in manifest_of(record).features for c in f.conditions]
+        conditions += [c for f in manifest_of(record).features for c in (*f.conditions, *f.inert)]
         conditions += family.conditions if family is not None else ()
     yield from _named(conditions)
 

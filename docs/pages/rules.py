@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pages.markdown import code, codes, table, text
 from pages.repository import catalog, manifest_of, records
 from wf_core import data
-from wf_core.manifests.conditions import JOINS, OPERATORS, Condition, Ref
+from wf_core.manifests.conditions import JOINS, OPERATORS, Condition, Ref, Sum
 from wf_core.manifests.declarations import FeatureDecl, Rule
 from wf_core.manifests.effects import EffectWord, vocabulary
 from wf_core.manifests.vocabulary import SEAM_PARENTS, SEAMS
@@ -33,7 +33,9 @@ A rule has a level. **forbid** refuses. **untested** is legal with a warning: no
 `WF_STRICT=1` or `profile=official` an untested pair is refused like a forbidden one. `WF_STRICT=1` also ends every
 command with exit code 2 while an installed plugin is broken or claimed twice. `profile=official` also forbids what has
 losses, what is experimental, and numbers of the call that differ from the publisher's; `profile=training`, or a model
-that is in training, forbids every feature that does not say `training-safe`. Conditions always forbid.
+that is in training, forbids every feature that does not say `training-safe`. Conditions always forbid. **inert** is a
+warning of a feature that would do nothing in the run that was asked about ([their codes](#codes-of-warnings)); nothing
+refuses it, and no goal chooses such a feature.
 
 ## When it is checked
 
@@ -49,9 +51,10 @@ what is still unknown at the last is refused (`WF-F002`).
 CONDITIONS = """## Conditions
 
 A condition compares a fact (`fact = "model.head_dim"`) or an option (`option = "degree"`) with a literal, with another
-fact or option, or with the keys of a table. It is **met**, **unmet** (its reason is given), or **unknown** (a fact that
-it looks at is not known yet). An option that was not given compares like nothing: only `present`, `eq` and `ne` can be
-met by it. Several operators in one condition must all hold.
+fact or option, or with the keys of a table. On either side may stand a sum of facts, options and whole numbers:
+`sum = [{ option = "front_blocks" }, { option = "tail_blocks" }]`. It is **met**, **unmet** (its reason is given), or
+**unknown** (a fact that it looks at is not known yet). An option that was not given compares like nothing, and so does
+a sum with it: only `present`, `eq` and `ne` can be met by it. Several operators in one condition must all hold.
 """
 MEANINGS = {
     "eq": "is equal",
@@ -87,6 +90,12 @@ CONDITION_CODES = """## Codes of conditions
 
 A code belongs to one plugin. Conditions without a code are told as `WF-F001`, those of a family as `WF-M005`.
 """
+WARNING_CODES = """## Codes of warnings
+
+A feature's manifest also says in which runs the feature does nothing. A plan that was asked about such a run has the
+warning, with the code `WF-F005` where there is none of the plugin's own. A fact that is not known yet brings no
+warning: what such a run did is in its report.
+"""
 EFFECTS = """## Effects
 
 Words for what a feature does to a run, with an optional seam and numbers: `host-state@stack`, `occupies-ranks(degree)`.
@@ -102,7 +111,8 @@ Places in a model. A seam is inside the one that it is listed below; the others 
 def page() -> str:
     """The whole page."""
     rules = [RULES, _rules(core_rules()), *_plugin_rules()]
-    told = [CODES, _codes(), CONDITION_CODES, _condition_codes()]
+    told = [CODES, _codes(), CONDITION_CODES, _condition_codes(_conditions())]
+    told += [WARNING_CODES, _condition_codes(_warnings())]
     words = [EFFECTS, _effects(), SEAM_WORDS, _seams()]
     return "\n".join([HEAD, _operators(), *rules, *told, *words])
 
@@ -134,10 +144,10 @@ def _in_words(condition: Condition) -> str:
         return between.join(_in_words(part) for part in condition.parts)
     assert condition.subject is not None
     tests = (
-        f"{name} {code(operand.name if isinstance(operand, Ref) else show(operand))}"
+        f"{name} {code(str(operand) if isinstance(operand, Ref | Sum) else show(operand))}"
         for name, operand in condition.tests
     )
-    return f"{code(condition.subject.name)} {' and '.join(tests)}"
+    return f"{code(str(condition.subject))} {' and '.join(tests)}"
 
 
 def _plugin_rules() -> Iterator[str]:
@@ -156,9 +166,9 @@ def _codes() -> str:
     return table(["code", "says"], rows)
 
 
-def _condition_codes() -> str:
+def _condition_codes(conditions: Iterable[tuple[str, str, Condition]]) -> str:
     found: dict[tuple[str, str, str], list[str]] = {}
-    for plugin, owner, condition in _conditions():
+    for plugin, owner, condition in conditions:
         found.setdefault((condition.code, plugin, condition.reason), []).append(owner)
     rows = []
     for (number, plugin, reason), owners in sorted(found.items()):
@@ -174,6 +184,13 @@ def _conditions() -> Iterator[tuple[str, str, Condition]]:
         yield from ((record.name, family.name, c) for c in (family.conditions if family else ()) if c.code)
         for feature in manifest.features:
             yield from ((record.name, feature.name, c) for c in feature.conditions if c.code)
+
+
+def _warnings() -> Iterator[tuple[str, str, Condition]]:
+    """Every warning that a feature would do nothing, with its plugin and its feature."""
+    for record in records():
+        for feature in manifest_of(record).features:
+            yield from ((record.name, feature.name, c) for c in feature.inert if c.code)
 
 
 def _operators() -> str:
@@ -229,7 +246,7 @@ def _seams() -> str:
 def names() -> set[str]:
     """Every code, effect and seam that the page must have; tests compare."""
     rules = {rule.code for rule in catalog().rules(core_rules())}
-    conditions = {condition.code for _, _, condition in _conditions()}
+    conditions = {condition.code for _, _, condition in (*_conditions(), *_warnings())}
     said = {row["code"] for row in data.table("codes")["code"]}
     words = {word.name for record in records() for word in manifest_of(record).effects}
     return rules | conditions | said | words | set(vocabulary()) | set(SEAMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -64,6 +65,18 @@ def judge(data: dict[str, Any], facts: Facts = FACTS) -> str:
         ({"all_of": [{"fact": "run.height", "eq": 1}, {"fact": "model.heads", "eq": 1}]}, "unmet"),
         ({"all_of": [{"fact": "run.height", "eq": 1}, {"fact": "model.heads", "eq": 12}]}, "unknown"),
         ({"all_of": [{"option": "size", "eq": 34}, {"fact": "model.heads", "eq": 12}]}, "met"),
+        ({"sum": [{"option": "size"}, {"option": "stride"}], "eq": 52}, "met"),
+        ({"sum": [{"option": "size"}, {"option": "stride"}], "lt": 52}, "unmet"),
+        ({"sum": [{"option": "degree"}, {"fact": "model.heads"}, 1], "le": 18}, "met"),
+        ({"fact": "model.heads", "lt": {"sum": [{"option": "degree"}, 7]}}, "unmet"),
+        ({"fact": "model.heads", "lt": {"sum": [{"option": "degree"}, 8]}}, "met"),
+        ({"option": "size", "divisible_by": {"sum": [{"fact": "model.heads"}, {"option": "degree"}]}}, "met"),
+        ({"sum": [{"option": "size"}, {"option": "mode"}], "ge": 0}, "unmet"),
+        ({"sum": [{"option": "size"}, {"option": "mode"}], "present": False}, "met"),
+        ({"sum": [{"option": "size"}, {"fact": "model.none"}], "ge": 0}, "unmet"),
+        ({"sum": [{"option": "size"}, {"fact": "model.id"}], "ge": 0}, "unmet"),
+        ({"sum": [{"option": "size"}, {"fact": "run.height"}], "ge": 0}, "unknown"),
+        ({"fact": "model.heads", "eq": {"sum": [{"fact": "run.height"}, 1]}}, "unknown"),
     ],
 )
 def test_three_answers(data: dict[str, Any], state: str) -> None:
@@ -88,6 +101,36 @@ def test_unknown_names_the_missing_facts_in_order() -> None:
     assert Condition.parse(data).judge(FACTS, {}).missing == ("run.b", "run.a")
 
 
+def test_a_sum_is_shown_as_what_it_comes_to_and_names_all_that_it_adds() -> None:
+    data = {
+        "sum": [{"option": "size"}, {"option": "stride"}],
+        "lt": {"fact": "model.heads"},
+        "reason": "{value}!",
+    }
+    condition = Condition.parse(data)
+    assert condition.judge(FACTS, OPTIONS).reason == "52!"
+    assert condition.judge(FACTS, {"size": 34}).reason == "not given!"
+    assert [ref.name for ref in condition.refs()] == ["size", "stride", "model.heads"]
+    two = {
+        "sum": [{"fact": "run.b"}, {"fact": "run.a"}],
+        "eq": {"sum": [{"fact": "run.c"}, 1]},
+        "reason": "r.",
+    }
+    assert Condition.parse(two).judge(FACTS, {}).missing == ("run.b", "run.a")
+    assert Condition.parse(two).judge(FACTS.with_(run__a=1, run__b=1), {}).missing == ("run.c",)
+
+
+def test_a_sum_comes_back_from_json() -> None:
+    data = {"sum": [{"option": "size"}, 3], "le": {"sum": [{"fact": "model.heads"}, -1]}, "reason": "r."}
+    condition = Condition.parse(data)
+    assert Condition.from_json(json.loads(json.dumps(condition.to_json()))) == condition
+    for parts in ([], [1, 2], [True], ["size"], [{"kind": "sum", "name": "x"}], None, [[1]]):
+        saved = condition.to_json()
+        saved["subject"] = {"sum": parts}
+        with pytest.raises((BadCondition, LookupError, TypeError)):
+            Condition.from_json(saved)
+
+
 def test_a_bound_condition_needs_no_tables() -> None:
     condition = Condition.parse({"fact": "model.id", "in_table": "presets", "reason": "r."}).bind(TABLES)
     assert condition.judge(FACTS, {}).state == "met"
@@ -110,6 +153,18 @@ def test_a_bound_condition_needs_no_tables() -> None:
         ({"fact": "a", "divisible_by": 0, "reason": "r"}, "above 0"),
         ({"fact": "a", "present": 1, "reason": "r"}, "true or false"),
         ({"fact": "a", "in": "cuda", "reason": "r"}, "a list"),
+        ({"sum": [{"fact": "a"}], "eq": 1, "reason": "r"}, "list of two or more"),
+        ({"sum": {"fact": "a"}, "eq": 1, "reason": "r"}, "list of two or more"),
+        ({"sum": [1, 2], "eq": 3, "reason": "r"}, "adds numbers alone"),
+        ({"sum": [{"fact": "a"}, 1.5], "eq": 1, "reason": "r"}, "whole numbers"),
+        ({"sum": [{"fact": "a"}, True], "eq": 1, "reason": "r"}, "whole numbers"),
+        ({"sum": [{"fact": "a"}, {"sum": [{"fact": "b"}, 1]}], "eq": 1, "reason": "r"}, "whole numbers"),
+        ({"sum": [{"fact": "a"}, {"option": "b", "fact": "c"}], "eq": 1, "reason": "r"}, "whole numbers"),
+        ({"sum": [{"fact": "a"}, 1], "fact": "a", "eq": 1, "reason": "r"}, "exactly one fact or option"),
+        (
+            {"fact": "a", "eq": {"sum": [{"fact": "a"}, 1], "fact": "b"}, "reason": "r"},
+            "one fact, option or sum",
+        ),
     ],
 )
 def test_a_wrong_condition_is_refused_with_what_is_wrong(data: dict[str, Any], words: str) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from wf_core.errors import BadInput
 from wf_core.plugins.catalog import Catalog
 from wf_core.resolving.plan import Plan
 from wf_core.resolving.resolve import resolve
+from wf_core.resolving.saved import plan_from_json
 
 from .conftest import Site
 from .test_resolve import MODEL, catalog, codes, feature, refusal
 
 LOSSY = 'tier = "approximate"\ntolerance = "none: only for tests"'
+SIZE = '[[feature.option]]\nname = "size"\ntype = "int"\n'
 LATER = 'state = "unavailable: not implemented"\n'
 
 
@@ -115,6 +119,88 @@ def test_what_would_bring_a_warning_is_left_out(site: Site) -> None:
 def test_a_request_that_is_refused_is_refused_whatever_its_goal(site: Site) -> None:
     site.plugin("fuse", serving("fuse", '["fast"]'))
     assert codes(refusal({"goal": "fast", "nothing": 1}, MODEL, catalog(site))) == ["WF-R001"]
+
+
+# --- what was not chosen ---------------------------------------------------------------------------------------------
+
+
+def not_chosen(found: Plan) -> dict[str, tuple[str, ...]]:
+    return {item.feature: item.reasons for item in found.not_chosen}
+
+
+def test_the_plan_says_of_everything_that_serves_the_goal_why_it_was_not_chosen(site: Site) -> None:
+    cuda = (
+        '[[feature.condition]]\nfact = "device.type"\neq = "cuda"\ncode = "TOY-9"\nreason = "needs CUDA."\n'
+    )
+    four = '[[feature.condition]]\nfact = "model.heads"\nge = 40\nreason = "needs 40 heads."\n'
+    site.plugin("spread", feature("spread", 'effects = ["occupies-ranks(2)"]\n'))
+    for name, extra, tier in [
+        ("fuse", "", 'tier = "exact"'),
+        ("kernel", cuda + four, 'tier = "exact"'),
+        ("lossy", "", LOSSY),
+        ("trial", "experimental = true\n", 'tier = "exact"'),
+        ("later", LATER, 'tier = "exact"'),
+        ("mine", "", 'tier = "exact"'),
+        ("static", 'effects = ["rank-uniform-decision"]\n', 'tier = "exact"'),
+    ]:
+        site.plugin(name, serving(name, '["exact", "fast"]', extra, tier=tier))
+    site.plugin("other", serving("other", '["fast"]'))
+    found = plan(catalog(site), goal="exact", mine=False, spread=True)
+    assert found.chosen == ("fuse",)
+    reasons = not_chosen(found)
+    assert reasons.pop("static")[0].startswith("WF-C031 ")
+    assert reasons == {
+        "kernel": ("TOY-9 needs CUDA.", "WF-F001 needs 40 heads."),
+        "lossy": ("lossy has losses, which only goal=fast takes.",),
+        "trial": ("trial is experimental, which only goal=fast takes.",),
+        "later": ("it is unavailable: not implemented",),
+        "mine": ("the request speaks of mine itself.",),
+    }
+    assert {*not_chosen(plan(catalog(site), goal="fast", spread=True))} == {"kernel", "later", "static"}
+    assert plan(catalog(site), mine=True).not_chosen == ()
+
+
+def test_two_ways_to_one_place_and_the_same_feature_twice_are_told(site: Site) -> None:
+    goals = '[{ goal = "fast", order = 1 }, { goal = "fast", order = 2, set = { one = { size = 2 } } }]'
+    option = '[[feature.option]]\nname = "size"\ntype = "int"\ndefault = 1\n'
+    site.plugin("one", serving("one", goals, 'slot = "place"\n' + option))
+    site.plugin("two", serving("two", '[{ goal = "fast", order = 3 }]', 'slot = "place"\n'))
+    found = plan(catalog(site), goal="fast")
+    assert not_chosen(found)["one"] == ("the goal has set one already.",)
+    [slot] = not_chosen(found)["two"]
+    assert slot.startswith("WF-C001 Both would fill the same place (place)")
+
+
+def test_what_was_not_chosen_is_in_the_text_and_in_the_json(site: Site) -> None:
+    condition = '[[feature.condition]]\nfact = "device.type"\neq = "cuda"\nreason = "needs CUDA."\n'
+    site.plugin(
+        "kernel", serving("kernel", '[{ goal = "fast", set = { "kernel.size" = 2 } }]', condition + SIZE)
+    )
+    found = plan(catalog(site), goal="fast")
+    assert (
+        "  not chosen by the goal: kernel (kernel.size=2): WF-F001 needs CUDA."
+        in found.explain().splitlines()
+    )
+    assert found.to_json()["not_chosen"] == [
+        {
+            "plugin": "kernel",
+            "feature": "kernel",
+            "request": {"kernel.size": 2},
+            "reasons": ["WF-F001 needs CUDA."],
+        }
+    ]
+    assert plan_from_json(json.loads(json.dumps(found.to_json()))) == found
+    nothing = plan(catalog(site), goal="exact")
+    assert nothing.not_chosen == () and "not chosen" not in nothing.explain()
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, "x", [3], [{}], [{"plugin": 1, "feature": "a", "request": {}, "reasons": []}]]
+)
+def test_what_is_no_list_of_them_is_no_plan(site: Site, value: Any) -> None:
+    saved = plan(catalog(site), goal="fast").to_json() | {"not_chosen": value}
+    with pytest.raises(BadInput, match=r"^not a complete plan"):
+        plan_from_json(saved)
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------

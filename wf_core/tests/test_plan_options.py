@@ -105,3 +105,69 @@ def test_it_takes_the_facts_place_for_better_or_worse(casts: Catalog) -> None:
     assert resolve({"half": True, "cast": True}, half, casts).features, "no value is given, so nothing is set"
     found = refusal({"half": True, "cast": {"dtype": "float32"}}, half, casts)
     assert codes(found) == ["WF-F001"]
+
+
+# --- options whose feature is not asked for ------------------------------------------------------------------------
+
+TILES = """
+example = { tiling = true }
+[[feature.option]]
+name = "size"
+type = "int"
+[[feature.option]]
+name = "step"
+type = "int"
+[[feature.option]]
+name = "file"
+type = "path"
+[[feature.condition]]
+option = "file"
+present = true
+code = "TOY-1"
+reason = "tiling needs a file: give one."
+[[feature.condition]]
+any_of = [{ option = "size", present = false }, { fact = "model.family", eq = "other" }]
+code = "TOY-2"
+reason = "size is of the family other: leave it out."
+[[feature.condition]]
+option = "step"
+lt = { option = "size" }
+code = "TOY-3"
+reason = "step {value} is not below size: give less."
+"""
+OPTION_SWITCHES = "".join(
+    f'[[switch]]\nname = "tile_{name}"\nfeature = "tiling"\nform = "option"\noption = "{name}"\n'
+    for name in ("size", "step")
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "fixes"),
+    [
+        (
+            {"tile_size": 4},
+            ["With tiling it would be refused too: TOY-2 size is of the family other: leave it out."],
+        ),
+        ({"tile_step": 4}, ["Ask for it with tiling, or leave out tile_step."]),
+        ({"tile_size": "no number"}, ["Ask for it with tiling, or leave out tile_size."]),
+        ({"tile_size": 4, "tile_step": 3}, ["With tiling it would be refused too: TOY-2"] * 2),
+    ],
+)
+def test_nobody_is_advised_to_ask_for_what_would_be_refused_in_turn(
+    site: Site, request_: dict[str, Any], fixes: list[str]
+) -> None:
+    site.plugin("tiling", feature("tiling", TILES, "vae-decoder") + OPTION_SWITCHES)
+    found = refusal(request_, MODEL, catalog(site))
+    assert codes(found) == ["WF-R005"] * len(fixes)
+    assert all(v.fix.startswith(fix) for v, fix in zip(found.violations, fixes, strict=True))
+    assert found.nearest is not None and found.nearest.unset == tuple(sorted(request_))
+
+
+def test_options_are_judged_together_and_with_the_facts(site: Site) -> None:
+    site.plugin("tiling", feature("tiling", TILES, "vae-decoder") + OPTION_SWITCHES)
+    other = MODEL.with_({"model.family": "other"})
+    both = refusal({"tile_size": 4, "tile_step": 4}, other, catalog(site))
+    told = [violation.fix for violation in both.violations if violation.code == "WF-R005"]
+    assert told == ["With tiling it would be refused too: TOY-3 step 4 is not below size: give less."] * 2
+    [one] = [v for v in refusal({"tile_size": 4}, other, catalog(site)).violations if v.code == "WF-R005"]
+    assert one.fix == "Ask for it with tiling, or leave out tile_size."

@@ -89,6 +89,7 @@ def test_a_profile_gives_what_the_files_would(host: Host, toy_checkpoint: Path) 
     assert {*names} - same == {
         "model.classes",  # the scheduler, about which a profile says nothing
         "model.components",
+        "model.scheduler",
         "model.directory",
         "model.here",
         "model.modules_present",

@@ -282,11 +282,12 @@ class Opened:
         seams: tuple[str, ...] = (),
         roles: tuple[str, ...] = (),
         claims: Mapping[str, Handler] | None = None,
+        owner: str = "",
     ) -> None:
         self.components = dict(components)
         self.wiring = Wiring(Seams())
         for seam, handler in (claims or {}).items():
-            self.wiring.seams.claim(seam, f"claim-{seam}", handler)
+            self.wiring.seams.claim(seam, owner or f"claim-{seam}", handler)
         self.seen = Seen(self.wiring.seams, seams, roles)
         self.family = CosmosFamily()
         self.family.install(self.components, self.wiring)

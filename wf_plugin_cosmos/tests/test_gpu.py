@@ -17,7 +17,18 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 
-SEAMS = ("stack", "block", "branch", "norm_modulate", "gated_residual", "attention", "qkv", "rope", "linear")
+SEAMS = (
+    "stack",
+    "block",
+    "time_embedding",
+    "branch",
+    "norm_modulate",
+    "gated_residual",
+    "attention",
+    "qkv",
+    "rope",
+    "linear",
+)
 
 
 def on_cuda(value: Any) -> Any:

@@ -152,7 +152,7 @@ def test_token_grids(
 
 def test_the_manifest_names_the_seams_that_there_are_and_the_hook_gives_the_adapter() -> None:
     assert FAMILY.state == ""
-    assert set(SEAMS) - set(FAMILY.seams) == {"time_embedding"}  # its signals have three rows, not six
+    assert set(SEAMS) == set(FAMILY.seams)
     assert type(wf_plugin_cosmos.wf_model_family()).__name__ == "CosmosFamily"
     assert {FAMILY.instead[key] for key in ("vae_spatial_tiling", "vae_tiled_decode", "tiled")} == {
         "vae_tiling"

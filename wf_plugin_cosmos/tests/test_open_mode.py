@@ -16,6 +16,7 @@ SEAMS = (
     "denoiser",
     "stack",
     "block",
+    "time_embedding",
     "modulation",
     "branch",
     "norm_modulate",
@@ -67,6 +68,7 @@ def test_sites_and_shapes(case: SimpleNamespace, tiny: SimpleNamespace) -> None:
         "denoiser": 1,
         "stack": 1,
         "block": blocks,
+        "time_embedding": 1,
         "modulation": 1,
         "branch": 3 * blocks,
         "norm_modulate": 3 * blocks,
@@ -81,6 +83,8 @@ def test_sites_and_shapes(case: SimpleNamespace, tiny: SimpleNamespace) -> None:
     d = tiny.width
     x = (1, TOKENS, d)
     assert {shapes for seam in ("stack", "block", "branch") for _, shapes in opened.seen.of(seam)} == {(x,)}
+    ((time, (timestep,)),) = opened.seen.of("time_embedding")
+    assert (time.role, timestep) == ("frame", (1,) if case.kind == "p1" else (1, 2))
     ((_, signals),) = opened.seen.of("modulation")
     rows = 1 if case.kind == "p1" else TOKENS
     assert signals == (((1, d), (1, 3, d)) if case.kind == "p1" else (x, (1, TOKENS, 3, d)))

@@ -14,10 +14,13 @@ from wf_plugin_cosmos.family import CosmosFamily
 ROOT, BLOCK, ATTENTION = (
     set(s) for s in (source.SEAMS_OF_ROOT, source.SEAMS_OF_BLOCK, source.SEAMS_OF_ATTENTION)
 )
+TIME = {"time_embedding"}
+"""Opens the blocks and the norm of the head."""
 SEAMS_OF = {
     "CosmosTransformer3DModel": ROOT,
-    "CosmosTransformerBlock": BLOCK,
-    "CosmosAdaLayerNormZero": BLOCK,
+    "CosmosTransformerBlock": BLOCK | TIME,
+    "CosmosAdaLayerNormZero": BLOCK | TIME,
+    "CosmosAdaLayerNorm": TIME,
     "CosmosAttnProcessor2_0": ATTENTION,
     "CosmosAttnProcessor2_5": ATTENTION,
 }
@@ -53,15 +56,17 @@ def test_a_foreign_processor_or_block_is_named(tiny: SimpleNamespace) -> None:
     assert "OwnProcessor" in reasons["attention"]
     model.transformer_blocks[1] = nn.Identity()
     reasons = of_transformer(tiny, model)
-    assert set(reasons) == ATTENTION | BLOCK
+    assert set(reasons) == ATTENTION | BLOCK | TIME
     assert "Identity" in reasons["branch"]
+    model.norm_out = nn.Identity()
+    assert set(of_transformer(tiny, model)) == ATTENTION | BLOCK | TIME
 
 
 def test_a_block_of_a_control_network_is_not_opened(tiny: SimpleNamespace) -> None:
     model = tiny.copy(tiny.model("p1"))
     model.transformer_blocks[0].after_proj = nn.Linear(tiny.width, tiny.width)
     reasons = of_transformer(tiny, model)
-    assert set(reasons) == BLOCK
+    assert set(reasons) == BLOCK | TIME
     assert "control network" in reasons["branch"]
 
 

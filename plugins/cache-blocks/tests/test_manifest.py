@@ -48,9 +48,10 @@ def test_the_threshold_must_be_given(manifest, name):
 
 def test_dualblock_needs_blocks_that_it_could_skip(manifest):
     given, few = {"residual_diff_threshold": 0.08}, {"model_layers": 30, "model_blocks": 4}
-    assert unmet(manifest, "dualblock", given, **few) == ["WF-K051", "WF-K051"]
-    assert unmet(manifest, "dualblock", {**given, "tail_blocks": 3}, **few) == ["WF-K051"]
-    assert unmet(manifest, "dualblock", {**given, "front_blocks": 3, "tail_blocks": 3}, **few) == []
+    assert unmet(manifest, "dualblock", given, **few) == ["WF-K051"]
+    for front, tail, codes in ((4, 0, 1), (1, 3, 1), (2, 2, 1), (1, 2, 0), (3, 0, 0)):
+        options = {**given, "front_blocks": front, "tail_blocks": tail}
+        assert unmet(manifest, "dualblock", options, **few) == ["WF-K051"] * codes, options
     assert unmet(manifest, "dualblock", given, model_layers=4, model_blocks=30) == []
 
 

@@ -382,16 +382,21 @@ def test_too_few_steps_are_the_plain_clip_and_said_so(host, variant):
 
 
 def test_dualblock_on_a_model_with_too_few_blocks_is_refused(host):
-    """Each option alone is told when the request is judged, their sum when the run begins, before any model call."""
+    """When the request is judged, with all that stands against it beside; a run asks again, as models may differ."""
     base = models.w()
-    for options in ({"front_blocks": 4, "tail_blocks": 0}, {"front_blocks": 1, "tail_blocks": 4}):
-        with pytest.raises(Refused, match="WF-K051"):
-            host.session(base, request("dualblock", **options))
-    with host.session(base, request("dualblock", front_blocks=2, tail_blocks=2)) as session:
-        with BlockCalls(session.model) as seen, pytest.raises(Refused, match="first 2 and the last 2 of 4"):
-            with session.run(timesteps=STEPS):
-                drive(session.model, STEPS)
-    assert seen.count == 0
+    for front, tail in ((4, 0), (1, 4), (2, 2)):
+        options = {"front_blocks": front, "tail_blocks": tail}
+        with pytest.raises(Refused, match=f"WF-K051 .* are {front + tail} together"):
+            host.resolve(base, request("dualblock", **options))
+    options |= {"algorithm": "dualblock"}
+    with pytest.raises(Refused) as refused:
+        host.resolve(base, {"feature_cache": options, "no_such_key": 1})
+    codes = [violation.code for violation in refused.value.refusal.violations]
+    assert codes == ["WF-R001", "WF-K051", "WF-K050"]
+    unknown = host.resolve("some/model", request("dualblock", front_blocks=2, tail_blocks=2), family="wan")
+    assert "model.blocks" in unknown.unknown()
+    with pytest.raises(Refused, match="WF-K051"):
+        host.session(base, unknown)
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), "much"])

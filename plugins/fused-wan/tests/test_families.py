@@ -115,6 +115,31 @@ def test_fused_modulation_is_within_its_bound_and_writes_where_it_is_told_to(cli
     assert beside["inplace-residual"]["inplace_adds"] * every == counted["gated_residual_calls"] * later
 
 
+@pytest.mark.parametrize("clip", [("cosmos", dtype) for dtype in BOUNDS], indirect=True, ids=str)
+@pytest.mark.parametrize("beside", [{}, {"inplace_residual": True}], ids=["alone", "beside another claim"])
+def test_the_layers_of_cosmos_norms_are_given_a_row_for_each_frame(clip, served, beside):
+    """Three frames of four tokens: without the seam each of a block's three norms, and the head's, gets twelve rows."""
+    seen = {}
+    for request in (beside, {"fused_modulation": True, **beside}):
+        with clip.host.session(clip.pipe, request, facts=ELSEWHERE) as session:
+            rows = count_rows(session.pipe.transformer)
+            clip.make(session.pipe)
+            effective = session.report["effective"]
+        seen["fused_modulation" in request] = rows
+    steps, branches, norms = 2, 2, 3 * len(clip.pipe.transformer.transformer_blocks) + 1
+    assert seen == {False: [12] * steps * branches * norms, True: [3] * steps * branches * norms}
+    assert effective["fused-modulation"]["evidence"]["deduplicated_calls"] == steps * branches
+
+
+def count_rows(root):
+    """The rows that the first layer of every norm is given, in the order of its calls."""
+    rows = []
+    for path, module in root.named_modules():
+        if path.endswith("linear_1") and "norm" in path:
+            module.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[:-1].numel()))
+    return rows
+
+
 CACHES = {
     "firstblock": {"residual_diff_threshold": 10.0, "first": 0},
     "blocktaylorseer": {"pattern": [True, False], "first": 0, "last": 0},
@@ -266,6 +291,8 @@ def test_modulation_of_every_form(form, served):
     seams = {"control": 3 * 2, "replaced tokens": 2 * (2 * 2 + 2) + 2 * 2, "1.5": 2 * 2 * 2}[form.name]
     counted = found["fused-modulation"]
     assert counted["norm_modulate_calls"] == counted["gated_residual_calls"] == seams * len(form.calls)
+    per_frame = {"control": len(form.calls)}
+    assert counted.get("deduplicated_calls", 0) == per_frame.get(form.name, 0)
 
 
 @pytest.mark.parametrize("form", ["control"], indirect=True)

@@ -11,7 +11,7 @@ import torch
 from fused_by_hand import ready
 from torch import nn
 
-from wf_core.api import Site
+from wf_core.api import Site, TokenRows
 from wf_core.testing import host_of
 from wf_plugin_fused_wan import gate, gated_residual, inplace, norm_modulate
 from wf_plugin_fused_wan.inplace import SCRATCH, InplaceResidual
@@ -83,6 +83,30 @@ def test_a_residual_is_no_worse_than_stock(size, how, dtype):
     assert torch.equal(ours, stock) == (dtype == torch.float32)
     assert torch.equal(ours, gated_residual.reference(x, out, rows, None))
     assert torch.equal(gated_residual.launch(x, out, rows, None, True), ours) and torch.equal(x, ours)
+
+
+FRAMES = 24
+"""Latent frames of that clip of Cosmos, 3520 tokens each."""
+
+
+def rows_of_frames(dtype):
+    """Shift, scale and gate of each frame, slices as the blocks have them, and the frame of each token."""
+    tokens, width = COSMOS
+    index = torch.arange(FRAMES).repeat_interleave(tokens // FRAMES).unsqueeze(0)
+    return *torch.randn(1, FRAMES, 3 * width).to(dtype).chunk(3, dim=-1), index
+
+
+@pytest.mark.usefixtures("_on_cuda")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_frames_are_read_as_if_each_token_had_its_own(dtype):
+    x, out = (torch.randn(1, *COSMOS).to(dtype) for _ in range(2))
+    shift, scale, rows, index = rows_of_frames(dtype)
+    wide = [TokenRows(row, index).dense() for row in (shift, scale, rows)]
+    ours = norm_modulate.launch(x, None, None, scale, shift, index, EPS)
+    assert torch.equal(ours, norm_modulate.launch(x, None, None, wide[1], wide[0], None, EPS))
+    assert torch.equal(
+        gated_residual.launch(x, out, rows, index), gated_residual.launch(x, out, wide[2], None)
+    )
 
 
 @pytest.mark.usefixtures("_on_cuda")
@@ -199,6 +223,9 @@ def test_a_fused_session_keeps_the_manifests_bound(family, dtype):
     stock = make(pipe)
     alone, found = run(family, pipe, make, {"fused_modulation": True})
     assert "reference_calls" not in found["fused-modulation"]
+    assert ("deduplicated_calls" in found["fused-modulation"]) == (family == "cosmos"), (
+        "one row for each frame"
+    )
     assert error(alone, stock) <= BOUNDS[dtype], error(alone, stock)
     both, _ = run(family, pipe, make, {"fused_modulation": True, "inplace_residual": True})
     assert torch.equal(alone, both)

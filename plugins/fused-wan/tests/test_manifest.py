@@ -130,7 +130,7 @@ def test_the_gelu_of_cosmos_is_not_that_of_the_epilogue(manifest, family, codes)
 
 
 def test_norms_and_residuals_of_all_families(manifest):
-    """The rows that tokens share are Wan's alone."""
+    """HunyuanVideo has no rows that tokens share."""
     for name in ("fused-modulation", "inplace-residual"):
         assert set(manifest.feature(name).families) == {"wan", "cosmos", "hunyuan"}
     assert manifest.feature("fused-modulation").optional_seams == ("time_embedding",)
@@ -145,7 +145,7 @@ def test_residuals_in_place_are_outside_the_fused_ones(manifest):
     [
         ({"model.family": "wan", "model.expand_timesteps": True}, True),
         ({"model.family": "wan", "model.expand_timesteps": False}, False),
-        ({"model.family": "cosmos"}, False),  # it has no such fact, nor the seam
+        ({"model.family": "cosmos"}, False),  # nothing looks at the timesteps of frames
     ],
 )
 def test_the_host_waits_once_for_timesteps_of_tokens(manifest, known, waits):

@@ -6,13 +6,17 @@ import pytest
 import torch
 from fused_by_hand import ready
 
-from wf_core.api import TokenRows
+from wf_core.api import Site, TokenRows
 from wf_plugin_fused_wan.modulation import FusedModulation
 from wf_plugin_fused_wan.token_times import FAILED, TokenTimes
 
 TWO = torch.tensor([[0.0, 0.0, 7.0, 7.0], [0.0, 7.0, 0.0, 7.0]])
 ONE = torch.full((2, 4), 7.0)
 THREE = torch.tensor([[0.0, 3.0, 7.0, 7.0], [0.0, 7.0, 0.0, 7.0]])
+OF_TOKENS, OF_FRAMES = (
+    Site("time_embedding", "transformer"),
+    Site("time_embedding", "transformer", role="frame"),
+)
 
 
 def embed(timestep):
@@ -30,7 +34,7 @@ def test_each_distinct_timestep_is_embedded_once(timestep, distinct):
         seen.append(values)
         return embed(values)
 
-    rows = ours.time_embedding(inner, None, timestep)
+    rows = ours.time_embedding(inner, OF_TOKENS, timestep)
     assert seen[0].shape == (2, distinct)
     for found, expected in zip(rows, embed(timestep), strict=True):
         assert isinstance(found, TokenRows)
@@ -41,16 +45,30 @@ def test_each_distinct_timestep_is_embedded_once(timestep, distinct):
 def test_more_than_two_are_left_to_the_model_and_counted():
     ours = ready(FusedModulation())
     for _ in range(2):
-        temb, _ = ours.time_embedding(embed, None, THREE)
+        temb, _ = ours.time_embedding(embed, OF_TOKENS, THREE)
         assert torch.equal(temb, embed(THREE)[0])
     why = "the tokens of a row have more than two timesteps"
     assert ours.counters.reasons == {("time_embedding", why): 2}
     ours.end()
 
 
-def test_one_timestep_per_sample_is_not_this_features():
+@pytest.mark.parametrize("timestep", [THREE, ONE, TWO[:, :1]])
+def test_each_frame_has_its_row_whatever_its_timestep_is_and_nothing_is_looked_at(timestep):
+    ours, later = ready(FusedModulation("cosmos")), ready(FusedModulation("cosmos"))
+    rows = ours.time_embedding(embed, OF_FRAMES, timestep)
+    for found, expected in zip(rows, embed(timestep), strict=True):
+        assert torch.equal(found.values, expected) and torch.equal(found.dense(), expected)
+    assert rows[0].index is rows[1].index
+    later.time_embedding(lambda t: embed(torch.zeros(t.shape)), OF_FRAMES, timestep.to("meta"))
+    for technique in (ours, later):
+        assert technique.counters.seen == {"deduplicated_calls": 1}
+        technique.end()
+
+
+@pytest.mark.parametrize("site", [OF_TOKENS, OF_FRAMES])
+def test_one_timestep_per_sample_is_not_this_features(site):
     ours = ready(FusedModulation())
-    assert ours.time_embedding(lambda t: ("temb", t), None, ONE[:, 0])[0] == "temb"
+    assert ours.time_embedding(lambda t: ("temb", t), site, ONE[:, 0])[0] == "temb"
     assert not ours.counters.seen and not ours.counters.reasons
 
 

@@ -13,6 +13,7 @@ from wf_lib_family.closed import close_block, close_slot
 from wf_lib_family.linear import close_linears, open_linears
 from wf_lib_family.placement import place
 from wf_lib_family.root import close_root, install_root, patches
+from wf_lib_family.rows import rows_as_they_come
 from wf_lib_family.sites import wrapper
 from wf_plugin_cosmos import calls, source
 from wf_plugin_cosmos.modulation import time_signals
@@ -81,15 +82,15 @@ class CosmosFamily(ModelFamily):
 
 def _install_root(root: Any, name: str, wiring: Wiring) -> None:
     """From the innermost seam outwards; what nobody claims stays stock."""
-    claimed, wrap = wiring.seams.claimed, wrapper(wiring, name)
+    claimed, wrap, rows = wiring.seams.claimed, wrapper(wiring, name), rows_as_they_come(wiring.seams)
     for block, path, index in _blocks(root):
         if claimed("linear"):
             open_linears(block, wrap, path, index)
         if claimed(*source.SEAMS_OF_ATTENTION):
             open_attention(block.attn1, wrap, f"{path}.attn1", index, "self")
             open_attention(block.attn2, wrap, f"{path}.attn2", index, "cross")
-        if claimed(*source.SEAMS_OF_BLOCK):
-            open_block(block, wrap, path, index)
+        if claimed(*source.SEAMS_OF_BLOCK, "time_embedding"):
+            open_block(block, wrap, path, index, rows, always=claimed("time_embedding"))
     forward = OpenRoot(root, wrap).forward if claimed(*source.SEAMS_OF_ROOT) else None
     grid, channels = patches(root.config.patch_size), root.config.out_channels
     install_root(root, name, wiring, wrap, forward, grid=grid, channels=channels)

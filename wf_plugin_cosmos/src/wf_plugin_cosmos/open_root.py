@@ -1,7 +1,9 @@
-"""The open root: ``CosmosTransformer3DModel``'s forward written in the seams ``modulation``, ``stack`` and ``block``.
+"""The open root: ``CosmosTransformer3DModel``'s forward written in the seams ``time_embedding``, ``modulation``,
+``stack`` and ``block``.
 
 Shapes: hidden_states ``[B, C, T', H', W']`` in; x ``[B, L, D]`` with L = T*H*W tokens between patch embedding and head;
-embedded timestep ``[B, D]`` and temb ``[B, 3 D]``, or ``[B, L, D]`` and ``[B, L, 3 D]`` with per-frame timesteps.
+embedded timestep ``[B, D]`` and temb ``[B, 3 D]``, or ``[B, L, D]`` and ``[B, L, 3 D]`` with per-frame timesteps, both
+tensors or both ``TokenRows`` of one index.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.transformers import transformer_cosmos
 
+from wf_core.api import TokenRows, dense
+from wf_lib_family.rows import Row
 from wf_lib_family.sites import Span, Wrap
-
-Grid = tuple[int, int, int]
+from wf_lib_family.sublayers import norm_modulate
+from wf_plugin_cosmos.conditions import Grid, by_frame, embed_text, embed_time, of_tokens
 
 
 def no_modulation(embedded: torch.Tensor, temb: torch.Tensor) -> None:
@@ -43,6 +47,7 @@ class OpenRoot:
     def __init__(self, root: Any, wrap: Wrap) -> None:
         self._stack = Span(Blocks(root, wrap), wrap, "stack")
         self._modulation: Callable[..., Any] = wrap("modulation", no_modulation)
+        self._embed_time = Span(embed_time, wrap, "time_embedding", role="frame")
 
     def forward(
         self,
@@ -62,15 +67,25 @@ class OpenRoot:
         rotary_emb = root.rope(latents, fps=fps)
         extra = root.learnable_pos_embed(latents) if root.config.extra_pos_embed_type else None
         x = root.patch_embed(latents).flatten(1, 3)
-        temb, embedded = embed_time(root, x, timestep, grid)
-        if self._modulation is not no_modulation:
-            self._modulation(embedded, temb.unflatten(-1, (3, -1)))
+        embedded, temb = self._times(root, x, timestep, grid)
         text = embed_text(root, encoder_hidden_states)
         mask = None if attention_mask is None else attention_mask.unsqueeze(1).unsqueeze(1)
         residuals = by_block(root, block_controlnet_hidden_states)
         x = self._stack(x, residuals, text, embedded, temb, rotary_emb, extra, mask)
-        sample = unpatchify(root, root.proj_out(root.norm_out(x, embedded, temb)), grid)
+        sample = unpatchify(root, root.proj_out(norm_out(root.norm_out, x, embedded, temb)), grid)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+    def _times(self, root: Any, x: torch.Tensor, timestep: torch.Tensor, grid: Grid) -> tuple[Row, Row]:
+        """The embedded timestep and temb, as the blocks are given them."""
+        timestep = by_frame(timestep, x.shape[0], grid[0])
+        embedded, projection = self._embed_time(timestep, root, x)
+        if timestep.ndim == 2:
+            embedded, projection = of_tokens(embedded, projection, grid)
+        if self._modulation is not no_modulation:
+            self._modulation(dense(embedded), dense(projection))
+        if isinstance(projection, TokenRows):
+            return embedded, projection.map(lambda rows: rows.flatten(-2))
+        return embedded, projection.flatten(-2)
 
 
 def token_grid(root: Any, hidden_states: torch.Tensor) -> Grid:
@@ -93,31 +108,16 @@ def with_masks(
     return torch.cat([x, resized.unsqueeze(2).repeat(x.shape[0], 1, x.shape[2], 1, 1)], dim=1)
 
 
-def embed_time(
-    root: Any, x: torch.Tensor, timestep: torch.Tensor, grid: Grid
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """temb and the embedded timestep, of timesteps ``[B]``, or ``[B, 1, T', 1, 1]`` with one row for every token."""
-    batch, frames = x.shape[0], grid[0]
-    if timestep.ndim == 1:
-        temb, embedded = root.time_embed(x, timestep)
-        return temb, embedded
-    if timestep.ndim != 5 or timestep.shape != (batch, 1, frames, 1, 1):
-        raise ValueError(f"timestep must be [B] or [B, 1, T, 1, 1], got {list(timestep.shape)}")
-    temb, embedded = (
-        row.view(batch, frames, 1, 1, -1).expand(-1, -1, *grid[1:], -1).flatten(1, 3)
-        for row in root.time_embed(x, timestep.flatten())
-    )
-    return temb, embedded
-
-
-def embed_text(root: Any, context: Any) -> Any:
-    """The context of the blocks: text ``[B, S, D]``, or the pair of it and the image tokens, if it was given as one."""
-    text, image = context if isinstance(context, tuple) else (context, None)
-    if root.config.use_crossattn_projection:
-        text = root.crossattn_proj(text)
-    if image is not None and root.config.img_context_dim_in:
-        image = root.img_context_proj(image)
-    return (text, image) if isinstance(context, tuple) else text
+def norm_out(norm: Any, x: torch.Tensor, embedded: Row, temb: Row) -> torch.Tensor:
+    """The modulated norm of the head on x ``[B, L, D]``; by the stock module, but on rows that tokens share."""
+    if not isinstance(embedded, TokenRows):
+        out: torch.Tensor = norm(x, embedded, temb)
+        return out
+    assert isinstance(temb, TokenRows)
+    rows = norm.linear_2(norm.linear_1(norm.activation(embedded.values)))
+    rows = rows + temb.values[..., : 2 * norm.embedding_dim]
+    shift, scale = (TokenRows(row, embedded.index) for row in rows.chunk(2, dim=-1))
+    return norm_modulate(norm.norm, x, scale, shift)
 
 
 def by_block(root: Any, residuals: Any) -> dict[int, torch.Tensor]:

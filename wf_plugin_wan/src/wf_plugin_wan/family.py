@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from wf_core.api import CallPlan, ModelFamily, Seams, Wiring, dense
+from wf_core.api import CallPlan, ModelFamily, Wiring
 from wf_lib_family.closed import close_block, close_slot
 from wf_lib_family.linear import close_linears, open_linears
 from wf_lib_family.placement import place
 from wf_lib_family.root import close_root, install_root, patches
+from wf_lib_family.rows import rows_as_they_come
 from wf_lib_family.sites import wrapper
 from wf_plugin_wan import calls, source
 from wf_plugin_wan.modulation import time_signals
 from wf_plugin_wan.open_attention import close_attention, open_attention
-from wf_plugin_wan.open_block import Pass, open_block, unchanged
+from wf_plugin_wan.open_block import open_block
 from wf_plugin_wan.open_root import OpenRoot, OpenVaceRoot
 from wf_plugin_wan.stock import EXPERTS
 from wf_plugin_wan.vae import install_vae, release_vae
@@ -74,7 +75,7 @@ class WanFamily(ModelFamily):
 
 def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
     """From the innermost seam outwards; what nobody claims stays stock."""
-    claimed, wrap, rows = wiring.seams.claimed, wrapper(wiring, expert), _rows_as_they_come(wiring.seams)
+    claimed, wrap, rows = wiring.seams.claimed, wrapper(wiring, expert), rows_as_they_come(wiring.seams)
     for block, path, index in _blocks(root):
         if claimed("linear"):
             open_linears(block, wrap, path, index)
@@ -89,14 +90,6 @@ def _install_expert(root: Any, expert: str, wiring: Wiring) -> None:
         forward = kind(root, wrap).as_forward()
     grid, channels = patches(root.config.patch_size), root.config.out_channels
     install_root(root, expert, wiring, wrap, forward, grid=grid, channels=channels)
-
-
-def _rows_as_they_come(seams: Seams) -> Pass:
-    """``TokenRows`` reach the claims of a block's norms and residuals only if the features that made them are alone
-    there; others get tensors.
-    """
-    users = {*seams.claimants("norm_modulate"), *seams.claimants("gated_residual")}
-    return unchanged if users <= set(seams.claimants("time_embedding")) else dense
 
 
 def _uninstall_expert(root: Any) -> None:

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 
 from wf_core.api import TokenRows, dense
+from wf_lib_family.rows import Pass, Row
 from wf_lib_family.sites import Wrap
 from wf_lib_family.sublayers import BranchSublayer, FeedForwardSublayer, Stock
 
-Row = torch.Tensor | TokenRows
 Rows = tuple[Row, ...]
 """shift, scale, gate of the self-attention, then of the feed-forward."""
-Pass = Callable[[Row], Row]
-"""What is done to a row before it goes to a seam: nothing, or written out."""
 
 
 def norm_modulate(
@@ -106,11 +104,6 @@ class OpenVaceBlock(OpenBlock):
             control_hidden_states = block.proj_in(control_hidden_states) + hidden_states
         control = self._layers(control_hidden_states, encoder_hidden_states, temb, rotary_emb)
         return (None if block.proj_out is None else block.proj_out(control)), control
-
-
-def unchanged(row: Row) -> Row:
-    """The row as it is."""
-    return row
 
 
 def open_block(block: Any, wrap: Wrap, path: str, index: int, rows: Pass, always: bool) -> None:

@@ -1,4 +1,6 @@
-"""``fused-modulation``: modulated norms and gated residuals by one kernel each, and timesteps of tokens kept once."""
+"""``fused-modulation``: modulated norms and gated residuals by one kernel each, and the rows of tokens that share a
+timestep made once.
+"""
 
 from __future__ import annotations
 
@@ -110,16 +112,25 @@ class FusedModulation(Technique):
     def time_embedding(
         self, inner: Callable[[torch.Tensor], tuple[Any, Any]], site: Site, timestep: torch.Tensor
     ) -> tuple[Any, Any]:
-        """``[B, L]`` -> the embeddings of the distinct timesteps, and who has which. ``[B]`` is left alone."""
+        """``[B, L]`` of tokens -> the embeddings of the distinct timesteps, and who has which; ``[B, T]`` of frames ->
+        one of each frame, whatever the timesteps are: frames are few. ``[B]`` is left alone.
+        """
         if timestep.ndim != 2 or torch.compiler.is_compiling():
             return inner(timestep)
+        if site.role == "frame":
+            frames = torch.arange(timestep.shape[1], device=timestep.device)
+            return self._shared(inner, timestep, frames.expand(timestep.shape))
         if timestep.is_cuda and torch.cuda.is_current_stream_capturing():
             return self._each(inner, timestep, "a CUDA graph is being captured, and the host may not look")
         reduced = self._times.reduce(timestep)
         if reduced is None:
             return self._each(inner, timestep, "the tokens of a row have more than two timesteps")
-        values, index = reduced
-        temb, projection = inner(values)
+        return self._shared(inner, *reduced)
+
+    def _shared(
+        self, inner: Callable[..., tuple[Any, Any]], timestep: torch.Tensor, index: torch.Tensor
+    ) -> tuple[TokenRows, TokenRows]:
+        temb, projection = inner(timestep)
         self.counters.add("deduplicated_calls")
         return TokenRows(temb, index), TokenRows(projection, index)
 

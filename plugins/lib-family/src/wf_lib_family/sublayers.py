@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from wf_core.api import dense
+from wf_lib_family.rows import Row
 from wf_lib_family.sites import Span, Wrap
 
 
@@ -25,11 +27,11 @@ class Stock(NamedTuple):
 def norm_modulate(
     norm: Callable[[torch.Tensor], torch.Tensor],
     x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
+    scale: Row,
+    shift: Row,
 ) -> torch.Tensor:
     """``norm(x) * (1 + scale) + shift`` in the dtypes that these have."""
-    return norm(x) * (1 + scale) + shift
+    return norm(x) * (1 + dense(scale)) + dense(shift)
 
 
 def feed_forward(module: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:

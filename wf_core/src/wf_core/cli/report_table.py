@@ -22,7 +22,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     for item in report["fallbacks"]:
         console.print(f"fell back: {item['feature']} at {item['seam']}, {item['count']} x: {item['reason']}")
     for warning in report.get("warnings", ()):
-        console.print(f"warning: {warning}")
+        console.print(f"warning: {warning['code']} {warning['reason']}")
 
 
 def _steps_table(table_class: Any, steps: Mapping[str, Any]) -> Any:

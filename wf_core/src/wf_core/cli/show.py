@@ -118,6 +118,7 @@ def describe(offer: Offer) -> dict[str, Any]:
             for file in feature.files
         ],
         "conditions": [{"code": c.code, "reason": c.reason} for c in feature.conditions],
+        "inert": [{"code": c.code, "reason": c.reason} for c in feature.inert],
     }
 
 
@@ -195,6 +196,7 @@ def _echo(offer: Offer) -> None:
     echo_entries(
         "refused where this is not met", [(_line(c["code"], c["reason"]), "") for c in data["conditions"]]
     )
+    echo_entries("does nothing where", [(_line(c["code"], c["reason"]), "") for c in data["inert"]])
 
 
 def as_typed(request: Mapping[str, Any]) -> str:

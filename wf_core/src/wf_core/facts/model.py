@@ -126,6 +126,7 @@ def _facts(configs: ComponentConfigs, manifests: tuple[Manifest, ...], *, here: 
         "model.id": Fact(model_id(configs.source_name, manifests), configs.source),
         "model.classes": Fact(sorted(set(classes.values())), configs.source),
         "model.denoisers": Fact(sorted(denoisers), configs.source),
+        "model.scheduler": Fact(classes.get("scheduler", ""), configs.source),
         "model.components": Fact(sorted(configs.components), configs.source),
         "model.experts": Fact(experts, configs.source),
         "model.has_second_expert": Fact(any(name.endswith("_2") for name in experts), configs.source),

@@ -29,6 +29,10 @@ RUN_OPTIONS = {
 }
 
 
+ONE_TIMESTEP_A_STEP = ("EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
+"""Schedulers that make as many timesteps as steps are asked for; others, such as Heun's, may make more."""
+
+
 def run_facts(arguments: Mapping[str, Any] | None) -> Facts:
     """``run.height`` and so on. ``None`` values are left out, as not known.
 
@@ -48,7 +52,8 @@ def run_facts(arguments: Mapping[str, Any] | None) -> Facts:
 
 def with_derived(facts: Facts) -> Facts:
     """Adds what follows from the call and the model: ``run.size`` (height, width), ``run.token_grid`` (T, H, W after
-    patching) with its parts and product, and ``run.branches`` where the family's form of guidance decides it.
+    patching) with its parts and product, ``run.branches`` where the family's form of guidance decides it, and
+    ``run.solver_steps``, the most timesteps of the run, where the pipeline's scheduler is one that makes one a step.
     """
     derived: dict[str, Any] = {}
     height, width, frames = (facts.get(f"run.{name}") for name in ("height", "width", "num_frames"))
@@ -61,6 +66,9 @@ def with_derived(facts: Facts) -> Facts:
         derived["run.token_grid"] = grid
         derived.update(zip(("run.grid_frames", "run.grid_height", "run.grid_width"), grid, strict=True))
         derived["run.tokens"] = grid[0] * grid[1] * grid[2]
+    steps = facts.get("run.num_inference_steps")
+    if steps is not None and facts.get("model.scheduler", "") in ("", *ONE_TIMESTEP_A_STEP):
+        derived["run.solver_steps"] = steps
     branches = _branches(facts.get("model.guidance_form"), facts.get("run.guidance_scale"))
     if branches is not None and "run.branches" not in facts:
         derived["run.branches"] = branches

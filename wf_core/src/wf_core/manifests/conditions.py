@@ -1,7 +1,7 @@
 """Conditions: comparisons over facts and options with three answers, read from a manifest as data.
 
-The set of operators is closed; there is no expression language. A leaf compares one fact or option with a
-literal, another fact, another option, or the keys of a table; ``any_of`` and ``all_of`` join them.
+The set of operators is closed; there is no expression language. A leaf compares one fact or option, or a sum of them,
+with a literal, another fact, option or sum, or the keys of a table; ``any_of`` and ``all_of`` join them.
 An option that was not given compares like "nothing": only ``present``, ``eq`` and ``ne`` can be met by it.
 """
 
@@ -13,10 +13,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from wf_core.manifests.operands import BadCondition, Operand, Ref, Sum, operand_from_json, read_operand
 from wf_core.values import clipped, freeze, show, thaw
 
 if TYPE_CHECKING:
     from wf_core.facts import Facts
+
+__all__ = [
+    "BadCondition",
+    "Condition",
+    "JOINS",
+    "NO_TABLES",
+    "OPERATORS",
+    "Ref",
+    "State",
+    "Sum",
+    "Tables",
+    "Verdict",
+    "check_placeholders",
+]
 
 State = Literal["met", "unmet", "unknown"]
 Tables = Mapping[str, frozenset[Any]]
@@ -25,10 +40,6 @@ NO_TABLES: Tables = {}
 OPERATORS = ("eq", "ne", "in", "lt", "le", "gt", "ge", "divisible_by", "present", "contains_all", "in_table")
 JOINS = ("any_of", "all_of")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-
-
-class BadCondition(ValueError):
-    """A condition that is not written in the closed form; the message says what is wrong with it."""
 
 
 @attrs.frozen
@@ -41,31 +52,13 @@ class Verdict:
 
 
 @attrs.frozen
-class Ref:
-    """A named fact or option, as subject or operand of a comparison."""
-
-    kind: Literal["fact", "option"]
-    name: str
-
-    def to_json(self) -> dict[str, str]:
-        """Plain values."""
-        return {"kind": self.kind, "name": self.name}
-
-    def find(self, facts: Facts, options: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Whether the value is known, and the value. An option is always known, ``None`` when not given."""
-        if self.kind == "option":
-            return True, options.get(self.name)
-        return self.name in facts, facts.get(self.name)
-
-
-@attrs.frozen
 class Condition:
     """One condition: a leaf (``subject`` and ``tests``) or a join (``join`` and ``parts``).
 
     ``involves`` are names that a refusal gives beside those of the feature that has the condition.
     """
 
-    subject: Ref | None = None
+    subject: Operand | None = None
     tests: tuple[tuple[str, Any], ...] = ()
     join: str = ""
     parts: tuple[Condition, ...] = ()
@@ -90,14 +83,21 @@ class Condition:
         join = next((name for name in JOINS if name in body), "")
         if join:
             return cls(join=join, parts=_parts(join, body), reason=reason, code=code)
-        return cls(subject=_subject(body), tests=_tests(body), reason=reason, code=code)
+        return cls(subject=read_operand(body), tests=_tests(body), reason=reason, code=code)
 
     def judge(self, facts: Facts, options: Mapping[str, Any], tables: Tables = NO_TABLES) -> Verdict:
         """Met, unmet with the reason, or unknown with the names of the facts that are missing."""
         state, missing = self._state(facts, options, tables)
         if state == "met":
             return Verdict("met")
-        return Verdict(state, self._sentence(facts, options), missing if state == "unknown" else ())
+        return Verdict(state, self.sentence(facts, options), missing if state == "unknown" else ())
+
+    def sentence(self, facts: Facts, options: Mapping[str, Any]) -> str:
+        """The reason with what was compared in the place of ``{value}``."""
+        subject = self._compared()
+        value = subject.find(facts, options)[1]
+        nothing = "none" if isinstance(subject, Ref) and subject.kind == "fact" else "not given"
+        return self.reason.replace("{value}", nothing if value is None else clipped(show(value), 400))
 
     def bind(self, tables: Tables) -> Condition:
         """The same condition with the keys of its tables inside, so that it can be judged without a manifest."""
@@ -126,7 +126,7 @@ class Condition:
     def from_json(cls, data: Mapping[str, Any]) -> Condition:
         """The condition of `to_json`. Raises `BadCondition`, or what Python raises, for anything else."""
         found = cls(
-            subject=_ref_from_json(data["subject"]) if "subject" in data else None,
+            subject=operand_from_json(data["subject"]) if "subject" in data else None,
             tests=tuple((name, _operand_from_json(operand)) for name, operand in data.get("tests", ())),
             join=data.get("join", ""),
             parts=tuple(cls.from_json(part) for part in data.get("parts", ())),
@@ -143,11 +143,20 @@ class Condition:
 
     def refs(self) -> Iterator[Ref]:
         """Every fact and option that this condition looks at."""
-        if self.subject is not None:
-            yield self.subject
-        yield from (operand for _, operand in self.tests if isinstance(operand, Ref))
+        yield from (ref for operand in self._operands() for ref in operand.refs())
         for part in self.parts:
             yield from part.refs()
+
+    def sums(self) -> Iterator[Sum]:
+        """Every sum that this condition makes."""
+        yield from (operand for operand in self._operands() if isinstance(operand, Sum))
+        for part in self.parts:
+            yield from part.sums()
+
+    def _operands(self) -> Iterator[Operand]:
+        if self.subject is not None:
+            yield self.subject
+        yield from (operand for _, operand in self.tests if isinstance(operand, Ref | Sum))
 
     def table_names(self) -> Iterator[str]:
         """Every table of the manifest that this condition looks at."""
@@ -165,12 +174,12 @@ class Condition:
         assert self.subject is not None
         known, value = self.subject.find(facts, options)
         if not known:
-            return "unknown", (self.subject.name,)
+            return "unknown", self.subject.missing(facts)
         missing: list[str] = []
         for name, operand in self.tests:
-            there, other = operand.find(facts, options) if isinstance(operand, Ref) else (True, operand)
+            there, other = operand.find(facts, options) if isinstance(operand, Ref | Sum) else (True, operand)
             if not there:
-                missing.append(operand.name)
+                missing += operand.missing(facts)
             elif not _compare(name, value, other, tables):
                 return "unmet", ()
         return ("unknown", tuple(missing)) if missing else ("met", ())
@@ -189,11 +198,9 @@ class Condition:
             return "unknown", missing
         return ("unmet", ()) if self.join == "any_of" else ("met", ())
 
-    def _sentence(self, facts: Facts, options: Mapping[str, Any]) -> str:
-        subject = next(self.refs())
-        value = subject.find(facts, options)[1]
-        nothing = "not given" if subject.kind == "option" else "none"
-        return self.reason.replace("{value}", nothing if value is None else clipped(show(value), 400))
+    def _compared(self) -> Operand:
+        """What the condition compares first."""
+        return self.parts[0]._compared() if self.subject is None else self.subject
 
 
 def check_placeholders(reason: str, filled: tuple[str, ...] = ("value",)) -> None:
@@ -207,21 +214,17 @@ def check_placeholders(reason: str, filled: tuple[str, ...] = ("value",)) -> Non
 
 
 def _operand_to_json(operand: Any) -> Any:
-    """References and sets of table keys say what they are; everything else stands as it is."""
+    """References, sums and sets of table keys say what they are; everything else stands as it is."""
+    if isinstance(operand, Sum):
+        return operand.to_json()
     if isinstance(operand, Ref):
         return {"ref": operand.to_json()}
     return {"keys": thaw(operand)} if isinstance(operand, frozenset) else {"value": thaw(operand)}
 
 
-def _ref_from_json(data: Mapping[str, Any]) -> Ref:
-    if data["kind"] not in ("fact", "option") or not isinstance(data["name"], str):
-        raise BadCondition("a reference names a fact or an option")
-    return Ref(data["kind"], data["name"])
-
-
 def _operand_from_json(data: Mapping[str, Any]) -> Any:
-    if "ref" in data:
-        return _ref_from_json(data["ref"])
+    if "ref" in data or "sum" in data:
+        return operand_from_json(data.get("ref", data))
     return frozenset(freeze(data["keys"])) if "keys" in data else freeze(data["value"])
 
 
@@ -234,15 +237,8 @@ def _parts(join: str, body: Mapping[str, Any]) -> tuple[Condition, ...]:
     return tuple(Condition.parse(part, top=False) for part in body[join])
 
 
-def _subject(body: Mapping[str, Any]) -> Ref:
-    kinds = [kind for kind in ("fact", "option") if kind in body]
-    if len(kinds) != 1 or not isinstance(body[kinds[0]], str):
-        raise BadCondition('a condition compares exactly one fact or option, e.g. fact = "model.head_dim"')
-    return Ref("fact" if kinds[0] == "fact" else "option", body[kinds[0]])
-
-
 def _tests(body: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    names = [key for key in body if key not in ("fact", "option")]
+    names = [key for key in body if key not in ("fact", "option", "sum")]
     unknown = sorted(set(names) - set(OPERATORS))
     if unknown:
         raise BadCondition(
@@ -256,8 +252,8 @@ def _tests(body: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 def _operand(name: str, value: Any) -> Any:
     if isinstance(value, Mapping) and name not in ("present", "in_table"):
         if len(value) != 1:
-            raise BadCondition(f"{name} compares with one fact or option, got {show(value)}")
-        return _subject(value)
+            raise BadCondition(f"{name} compares with one fact, option or sum, got {show(value)}")
+        return read_operand(value)
     checks = {
         "present": (isinstance(value, bool), "true or false"),
         "in_table": (isinstance(value, str), "the name of a table"),

@@ -98,7 +98,8 @@ class FeatureDecl:
     """One technique that a plugin offers. ``state`` is "" or a reason such as "unavailable: not implemented";
     ``example`` is the smallest request that turns it on, ``trial`` one that turns it on for a model that nobody has
     calibrated or measured (the example where it is empty), ``goals`` those that may choose it, ``sweep`` the requests
-    that ``wf compare --sweep`` tries. ``optional_seams`` are those of its seams that a family need not offer.
+    that ``wf compare --sweep`` tries. ``optional_seams`` are those of its seams that a family need not offer. ``inert``
+    are conditions of which each, where it is met, means that the feature does nothing in that run.
     """
 
     name: str
@@ -119,6 +120,7 @@ class FeatureDecl:
     selects: tuple[Select, ...] = ()
     options: tuple[OptionDecl, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    inert: tuple[Condition, ...] = ()
     files: tuple[FileDecl, ...] = ()
     goals: tuple[GoalDecl, ...] = ()
     example: FrozenMap = EMPTY

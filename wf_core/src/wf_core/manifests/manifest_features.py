@@ -51,6 +51,7 @@ def read_feature(row: Table, kind: str, words: Mapping[str, EffectWord], tables:
         selects=tuple(_select(item, options, tables) for item in row.tables("select")),
         options=options,
         conditions=read_conditions(row, options, tables),
+        inert=read_conditions(row, options, tables, "inert"),
         files=tuple(_file(item, options) for item in row.tables("file")),
         goals=_goals(row),
         example=_request(row.mapping("example")),
@@ -102,13 +103,15 @@ def read_switch(row: Table, features: tuple[FeatureDecl, ...]) -> SwitchDecl:
     return switch
 
 
-def read_conditions(row: Table, options: tuple[OptionDecl, ...], tables: TableKeys) -> tuple[Condition, ...]:
-    """The ``[[condition]]`` rows of a feature or a family, each with its reason."""
-    rows = row.raw("condition", [])
+def read_conditions(
+    row: Table, options: tuple[OptionDecl, ...], tables: TableKeys, key: str = "condition"
+) -> tuple[Condition, ...]:
+    """The ``[[condition]]`` rows of a feature or a family, or those of another ``key``, each with its reason."""
+    rows = row.raw(key, [])
     if not isinstance(rows, list):
-        row.fail("condition must be an array of tables, [[feature.condition]]")
+        row.fail(f"{key} must be an array of tables, [[feature.{key}]]")
     return tuple(
-        read_condition(row, item, f"condition number {index + 1}", options, tables)
+        read_condition(row, item, f"{key} number {index + 1}", options, tables)
         for index, item in enumerate(rows)
     )
 
@@ -127,6 +130,10 @@ def read_condition(
             row.fail(
                 f"{what} looks at an option {ref.name!r} that is not declared{did_you_mean(ref.name, names)}"
             )
+    numbers = [option.name for option in options if option.type in ("int", "float")]
+    for ref in (ref for each in condition.sums() for ref in each.refs()):
+        if ref.kind == "option" and ref.name not in numbers:
+            row.fail(f"{what} adds the option {ref.name!r}, which is no number")
     for name in condition.table_names():
         if name not in tables:
             row.fail(f"{what} looks at a table {name!r} that is not declared{did_you_mean(name, tables)}")

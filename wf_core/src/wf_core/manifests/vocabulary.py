@@ -88,8 +88,9 @@ _SEAMS = (
     Seam(
         "time_embedding",
         "denoiser",
-        "args: timestep [B], or [B, L] per token -> temb [B, D], timestep_proj [B, 6, D], or per token [B, L, D] and "
-        "[B, L, 6, D], each a tensor or both TokenRows",
+        "args: timestep [B], or [B, N] with one for each token, or for each frame where the role is frame -> temb "
+        "[B, D], timestep_proj [B, R, D] for the model's R rows, or [B, N, D] and [B, N, R, D], each a tensor or both "
+        "TokenRows of one index [B, N]",
     ),
     Seam(
         "modulation",

@@ -31,7 +31,7 @@ class Site:
     ``path`` is the module path below its root (``"blocks.3.attn1"``); ``role`` is ``self``, ``cross``, ``image`` or
     ``joint`` for attention; ``self``, ``cross``, ``joint`` or ``ffn`` for a branch and for its norm and residual, but
     ``text`` for those of a text stream beside the image's; the layer's path below its block for ``linear``
-    (``"attn1.to_q"``); otherwise empty.
+    (``"attn1.to_q"``); ``frame`` for a ``time_embedding`` whose timesteps are those of frames; otherwise empty.
     """
 
     seam: str

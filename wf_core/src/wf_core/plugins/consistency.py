@@ -100,12 +100,14 @@ def _rule_codes(manifest: Manifest) -> dict[str, str]:
 def _condition_codes(manifest: Manifest) -> dict[str, str]:
     """The codes of the conditions, which may share one, each with the first place that gives it."""
     family = manifest.family.conditions if manifest.family is not None else ()
-    places = [("the family", family), *((f"feature {f.name!r}", f.conditions) for f in manifest.features)]
+    places = [("condition", "the family", family)]
+    places += [("condition", f"feature {f.name!r}", f.conditions) for f in manifest.features]
+    places += [("inert", f"feature {f.name!r}", f.inert) for f in manifest.features]
     found: dict[str, str] = {}
-    for place, conditions in places:
+    for what, place, conditions in places:
         for number, condition in enumerate(conditions, 1):
             if condition.code:
-                found.setdefault(condition.code, f"condition number {number} of {place}")
+                found.setdefault(condition.code, f"{what} number {number} of {place}")
     return found
 
 

@@ -15,7 +15,16 @@ from wf_core.manifests.declarations import FileDecl, Rule
 from wf_core.names import folded
 from wf_core.plugins.catalog import Catalog, Offer, offered_twice
 from wf_core.resolving.choosing import Choice, choose
-from wf_core.resolving.judging import SET_BY, Judged, against, effects_of, judge_demand, unknown
+from wf_core.resolving.judging import (
+    SET_BY,
+    Judged,
+    against,
+    effects_of,
+    inert,
+    judge_demand,
+    refused_anyway,
+    unknown,
+)
 from wf_core.resolving.order import ordered
 from wf_core.resolving.plan import Plan, Violation
 from wf_core.resolving.request import Demand, ParsedRequest, parse_request
@@ -55,7 +64,7 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
     choice = choose(groups, rules, facts, strict=strict)
     features, cycle = ordered([item.planned for item in choice.chosen])
     violations = (
-        *parsed.problems,
+        *_problems(parsed, facts, catalog, rules),
         *_model_violations(facts, catalog),
         *against(conditions, facts, {}, of_the_model, FAMILY_CONDITION),
         *choice.violations,
@@ -74,7 +83,10 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
             family=family,
             features=features,
             host_keys=parsed.host_keys,
-            warnings=violations,
+            warnings=(
+                *violations,
+                *(warning for judged in choice.chosen for warning in inert(judged, facts)),
+            ),
             facts_used=_facts_used(choice, conditions, facts),
             conditions=conditions,
             pending=unknown(conditions, facts, {}),
@@ -82,6 +94,23 @@ def decide(request: Mapping[str, Any], facts: Facts, catalog: Catalog) -> Decisi
             not_activatable=_not_activatable(choice, family, catalog),
         ),
     )
+
+
+def _problems(
+    parsed: ParsedRequest, facts: Facts, catalog: Catalog, rules: Sequence[Rule]
+) -> Iterable[Violation]:
+    """The problems of the request itself. None advises to ask for a feature that would be refused in turn."""
+    ignored = dict(parsed.ignored)
+    for problem in parsed.problems:
+        demand = ignored.get(problem)
+        found = () if demand is None else refused_anyway(demand, demand.offer, facts, catalog, rules)
+        against_it = next(iter(found), None)
+        if demand is None or against_it is None:
+            yield problem
+            continue
+        asked = " or ".join(demand.keys) or demand.feature
+        fix = f"With {asked} it would be refused too: {against_it.code} {against_it.reason}"
+        yield attrs.evolve(problem, fix=fix, repairs=())
 
 
 def judged_by(parsed: ParsedRequest, facts: Facts) -> Facts:
@@ -246,9 +275,12 @@ def _not_activatable(choice: Choice, family: str, catalog: Catalog) -> tuple[str
 def _facts_used(
     choice: Choice, conditions: Iterable[Condition], facts: Facts
 ) -> tuple[tuple[str, Any, str], ...]:
-    """The facts that features were judged by: in their conditions, and in the conditions of their effects."""
+    """The facts that features were judged by: in their conditions, in those of their effects, and in those under which
+    they do nothing.
+    """
     effects = [rule for judged in choice.chosen for rule in judged.offer.feature.effects]
     looked_at = [*conditions, *(c for judged in choice.chosen for c in judged.planned.conditions)]
     looked_at += [rule.when for rule in effects if rule.when is not None]
+    looked_at += [condition for judged in choice.chosen for condition in judged.offer.feature.inert]
     names = {ref.name for condition in looked_at for ref in condition.refs() if ref.kind == "fact"}
     return tuple((name, facts.get(name), facts.source(name)) for name in sorted(names) if name in facts)

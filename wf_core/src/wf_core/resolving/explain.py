@@ -22,6 +22,7 @@ def explain_plan(plan: Plan) -> str:
             lines.append(f"  {name} = {show(value)}")
     if plan.chosen:
         lines.append(f"  chosen by the goal: {', '.join(plan.chosen)}")
+    lines += [f"  not chosen by the goal: {item}" for item in plan.not_chosen]
     lines += [f"  warning: {warning}" for warning in plan.warnings]
     if plan.not_activatable:
         lines.append(f"  judged only, cannot be activated: {', '.join(plan.not_activatable)}")

@@ -1,12 +1,13 @@
 """Goals: a request that says what it is for gets features added to it, one after another, while it stays legal.
 
 The order is that of the composition (`wf_core.manifests.stages`), then what the features declare, then their names.
-Never added: what cannot be activated, what the request speaks of already, and what has losses, but under ``fast``.
+Never added: what cannot be activated, what the request speaks of already, what would bring a warning, and what has
+losses, but under ``fast``. The plan says of each why it was not added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -18,7 +19,7 @@ from wf_core.manifests.stages import position
 from wf_core.names import switch_key
 from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.deciding import Decision, decide
-from wf_core.resolving.plan import Plan, Violation
+from wf_core.resolving.plan import NotChosen, Plan, Violation
 
 LOSSY_GOAL = "fast"
 OVER_BUDGET = "WF-G003"
@@ -34,43 +35,73 @@ def with_goal(request: Mapping[str, Any], decision: Decision, facts: Facts, cata
     asked, request = decision, dict(request)
     family = facts.get("model.family") or ""
     chosen: list[str] = []
+    left: list[NotChosen] = []
     for offer, declared in _offered(goal, catalog):
         added = dict(declared.set or offer.feature.example)
         spoken = {catalog.canonical(switch_key(str(key)).partition(".")[0], family) for key in request}
-        if spoken & {catalog.canonical(key.partition(".")[0], family) for key in added}:
-            continue
-        extended = decide({**request, **added}, facts, catalog)
-        if extended.plan is not None and _fits(extended.plan, decision.plan, goal):
+        taken = spoken & {catalog.canonical(key.partition(".")[0], family) for key in added}
+        reasons = _unusable(offer) or _spoken_of(taken, chosen)
+        if not reasons:
+            extended = decide({**request, **added}, facts, catalog)
+            reasons = _reasons(extended, decision, goal)
+        if reasons:
+            left.append(NotChosen(offer.plugin, offer.feature.name, sorted(added.items()), tuple(reasons)))
+        else:
             request, decision = {**request, **added}, extended
             chosen += sorted(added)
     assert decision.plan is not None
     over = _over_budget(decision.plan, facts)
     if over is not None:
         return attrs.evolve(asked, violations=(*asked.violations, over), plan=None)
-    return attrs.evolve(decision, plan=attrs.evolve(decision.plan, chosen=tuple(chosen)))
+    return attrs.evolve(
+        decision, plan=attrs.evolve(decision.plan, chosen=tuple(chosen), not_chosen=tuple(left))
+    )
 
 
 def _offered(goal: str, catalog: Catalog) -> Iterator[tuple[Offer, GoalDecl]]:
-    """The features that say that they serve the goal and can be activated, in the documented order."""
+    """The features that say that they serve the goal, in the documented order."""
     found = [
         (offer, declared)
         for offer in catalog.features()
         for declared in offer.feature.goals
-        if declared.goal == goal and offer.state == "available"
+        if declared.goal == goal
     ]
     return iter(
         sorted(found, key=lambda item: (position(item[0].feature.stage), item[1].order, item[0].feature.name))
     )
 
 
-def _fits(extended: Plan, before: Plan, goal: str) -> bool:
-    """Whether everything that came with the addition may be chosen by a goal, and something did come."""
-    had = {(feature.plugin, feature.name) for feature in before.features}
-    new = [feature for feature in extended.features if (feature.plugin, feature.name) not in had]
-    warned = len(extended.warnings) > len(before.warnings)
-    lossless = all(feature.tier != "approximate" and not feature.experimental for feature in new)
-    ready = not any(feature.not_activatable for feature in new)
-    return bool(new) and ready and not warned and (lossless or goal == LOSSY_GOAL)
+def _unusable(offer: Offer) -> list[str]:
+    return [] if offer.state == "available" else [f"it is {offer.state}: {offer.reason}"]
+
+
+def _spoken_of(taken: Set[str], chosen: Sequence[str]) -> list[str]:
+    """The keys that are in the request already: the user's, or those of a feature that the goal has chosen before."""
+    return [
+        f"the goal has set {key} already." if key in chosen else f"the request speaks of {key} itself."
+        for key in sorted(taken)
+    ]
+
+
+def _reasons(extended: Decision, before: Decision, goal: str) -> list[str]:
+    """Why a goal may not choose what an addition makes of a request; nothing where it may."""
+    if extended.plan is None or before.plan is None:
+        return _told(v for v in extended.violations if v not in before.violations)
+    had = {(feature.plugin, feature.name) for feature in before.plan.features}
+    new = [feature for feature in extended.plan.features if (feature.plugin, feature.name) not in had]
+    reasons = [] if new else ["it is in the plan already."]
+    for feature in new:
+        if feature.not_activatable:
+            reasons.append(f"{feature.name} cannot be activated: {feature.not_activatable}")
+        if goal != LOSSY_GOAL and feature.tier == "approximate":
+            reasons.append(f"{feature.name} has losses, which only goal={LOSSY_GOAL} takes.")
+        if goal != LOSSY_GOAL and feature.experimental:
+            reasons.append(f"{feature.name} is experimental, which only goal={LOSSY_GOAL} takes.")
+    return reasons + _told(w for w in extended.plan.warnings if w not in before.plan.warnings)
+
+
+def _told(violations: Iterable[Violation]) -> list[str]:
+    return list(dict.fromkeys(f"{violation.code} {violation.reason}" for violation in violations))
 
 
 def _over_budget(plan: Plan, facts: Facts) -> Violation | None:

@@ -25,6 +25,8 @@ from wf_core.resolving.rules import (
 )
 
 CONDITION = "WF-F001"
+IDLE, INERT = "WF-F005", "inert"
+"""The code of a warning that a feature does nothing in this run, where its manifest gives none, and its level."""
 TRIED = "tried."
 """Prefix of the fact that a feature failed on this machine when it was tried, with the reason."""
 MOST_REPAIRED = 40
@@ -107,6 +109,20 @@ def judge_demand(
         demand.typed,
     )
     return Judged(demand, offer, planned, subject, violations)
+
+
+def refused_anyway(
+    demand: Demand, offer: Offer, facts: Facts, catalog: Catalog, rules: Iterable[Rule]
+) -> Iterator[Violation]:
+    """What stands against a feature whatever is given of its other options: those that the demand does not give."""
+    conditions = judge_demand(demand, offer, facts, catalog, rules).planned.conditions
+    decided = [
+        condition
+        for condition in conditions
+        if all(ref.kind == "fact" or ref.name in demand.options for ref in condition.refs())
+    ]
+    yield from _usable(demand, offer, facts, catalog)
+    yield from against(decided, facts, demand.options, lambda _: (), CONDITION)
 
 
 def against(
@@ -232,6 +248,15 @@ def _without(
             changed = {**options, option.name: choice}
             if rule.when.judge(facts, changed, offer.tables).state == "unmet":
                 yield from set_option(option.name, choice, demand, offer)
+
+
+def inert(judged: Judged, facts: Facts) -> Iterator[Violation]:
+    """Why a judged feature does nothing in this run. What cannot be judged yet says nothing."""
+    options, offer = judged.planned.options_dict(), judged.offer
+    for condition in offer.feature.inert:
+        if condition.judge(facts, options, offer.tables).state == "met":
+            names = tuple(dict.fromkeys(_names(judged.demand, offer, condition, facts)))
+            yield Violation(condition.code or IDLE, INERT, condition.sentence(facts, options), names)
 
 
 def effects_of(judged: Judged) -> frozenset[str]:

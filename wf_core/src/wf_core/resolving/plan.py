@@ -67,8 +67,10 @@ def _short(names: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class Violation:
-    """One broken rule: a stable code, "forbid" or "untested", one sentence, and the names that clash.
+    """One broken rule: a stable code, a level, one sentence, and the names that clash.
 
+    The level is "forbid", "untested" (a warning, which strictness refuses) or "inert" (a warning that a feature
+    would do nothing in this run).
     ``chains`` lead from the user's keys to the clash; ``fix`` says in words what to do, ``repairs`` are changes of the
     request that may help and are tried before they are recommended.
     """
@@ -156,6 +158,28 @@ class PlannedFeature:
         }
 
 
+@attrs.frozen
+class NotChosen:
+    """A feature that serves the goal of a plan and was not added: by which request it would have been, and why not."""
+
+    plugin: str
+    feature: str
+    request: tuple[tuple[str, Any], ...] = attrs.field(converter=_frozen_pairs)
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.feature} ({shown_request(self.request)}): {' '.join(self.reasons)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "plugin": self.plugin,
+            "feature": self.feature,
+            "request": {key: thaw(value) for key, value in self.request},
+            "reasons": list(self.reasons),
+        }
+
+
 @attrs.frozen(slots=False)
 class Plan:
     """What will run: features in composition order (outermost first), and the host keys that govern them.
@@ -163,7 +187,7 @@ class Plan:
     ``request`` is the request in normal form, ``facts_used`` the facts that were looked at, as (name, value, source);
     ``conditions`` and ``pending`` are those of the model's family and of the request; ``versions`` are those of the
     plugins that the plan was made with; ``not_activatable`` names what is judged only and cannot be opened,
-    ``chosen`` the keys that the request's goal has added.
+    ``chosen`` the keys that the request's goal has added, ``not_chosen`` what else serves it.
     """
 
     request: tuple[tuple[str, Any], ...] = ()
@@ -177,6 +201,7 @@ class Plan:
     versions: tuple[tuple[str, str], ...] = ()
     not_activatable: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    not_chosen: tuple[NotChosen, ...] = ()
 
     @cached_property
     def hash(self) -> str:
@@ -225,6 +250,7 @@ class Plan:
             "versions": dict(self.versions),
             "not_activatable": list(self.not_activatable),
             "chosen": list(self.chosen),
+            "not_chosen": [item.to_json() for item in self.not_chosen],
             "pending": [condition.reason for condition in self.pending],
             "pending_at": [self.conditions.index(condition) for condition in self.pending],
             "conditions": [condition.to_json() for condition in self.conditions],

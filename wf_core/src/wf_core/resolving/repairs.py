@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wf_core.facts import Facts
-from wf_core.manifests.conditions import Condition, Ref
+from wf_core.manifests.conditions import Condition, Ref, Sum
 from wf_core.manifests.options import OptionDecl
 from wf_core.plugins.catalog import Offer
 from wf_core.resolving.plan import Change
@@ -24,12 +24,14 @@ def _changes(condition: Condition, demand: Demand, offer: Offer, facts: Facts) -
     for part in condition.parts:
         yield from _changes(part, demand, offer, facts)
     subject = condition.subject
-    if subject is None:
+    if not isinstance(subject, Ref):
         return
     for operator, operand in condition.tests:
         if subject.kind == "option":
             yield from _option_changes(subject.name, operator, operand, demand, offer, facts)
-        elif subject.name.startswith(REQUEST_FACT) and operator == "eq" and not isinstance(operand, Ref):
+        elif (
+            subject.name.startswith(REQUEST_FACT) and operator == "eq" and not isinstance(operand, Ref | Sum)
+        ):
             yield Change(set=((subject.name.removeprefix(REQUEST_FACT), operand),))
 
 
@@ -47,7 +49,7 @@ def _option_changes(
 
 def _values(option: OptionDecl, operator: str, operand: Any, demand: Demand, facts: Facts) -> tuple[Any, ...]:
     """Values to try for an option, given what it is compared with."""
-    if isinstance(operand, Ref):
+    if isinstance(operand, Ref | Sum):
         known, value = operand.find(facts, demand.options)
         operand = value if known else None
     if option.choices:

@@ -68,7 +68,8 @@ class Demand:
 @attrs.frozen
 class ParsedRequest:
     """A request in normal form. ``host_keys`` holds every key of the host, given or not, ``aliases`` the other names
-    that the user wrote for keys.
+    that the user wrote for keys. ``ignored`` are the problems of options whose feature is not asked for, each with the
+    demand that asking for it would make.
     """
 
     request: tuple[tuple[str, Any], ...] = ()
@@ -76,6 +77,7 @@ class ParsedRequest:
     demands: tuple[Demand, ...] = ()
     problems: tuple[Violation, ...] = ()
     aliases: FrozenMap = EMPTY
+    ignored: tuple[tuple[Violation, Demand], ...] = ()
 
     def in_the_users_words(self, violation: Violation) -> Violation:
         """The same with every alias that the user wrote beside the key that it stands for."""
@@ -105,6 +107,7 @@ class _Parser:
         self.problems: list[Violation] = []
         self.demands: dict[tuple[str, str], Demand] = {}
         self.typed: dict[str, str] = {}
+        self.ignored: list[tuple[Violation, Asked, OptionOnly]] = []
 
     def parse(self, request: Mapping[str, Any]) -> ParsedRequest:
         asked, clashes = gather(
@@ -133,6 +136,7 @@ class _Parser:
             tuple(self.demands.values()),
             tuple(self.problems),
             FrozenMap({key: names for key, names in aliases.items() if names}),
+            tuple((told, self._without_its_key(choice.offer)) for told, _, choice in self.ignored),
         )
 
     def _same_value(self, key: str, one: Any, other: Any) -> bool:
@@ -262,6 +266,20 @@ class _Parser:
         fix = f"Ask for it with {' or '.join(keys) or feature}, or leave out {item.key}."
         involves = tuple(dict.fromkeys((item.key, *keys, feature)))
         self._problem("WF-R005", reason, involves, fix, self._asking_for(choice.offer, item.key))
+        self.ignored.append((self.problems[-1], item, choice))
+
+    def _without_its_key(self, offer: Offer) -> Demand:
+        """The demand for a feature of which only options are given; values that do not fit are left out."""
+        options, keys = {}, {}
+        for _, item, choice in self.ignored:
+            option = offer.feature.option(choice.option) if choice.offer == offer else None
+            try:
+                value = option.convert(item.value, item.key) if option is not None else None
+            except BadValue:
+                continue
+            if value is not None:
+                options[choice.option], keys[choice.option] = value, item.key
+        return Demand((offer,), FrozenMap(options), offer.keys(), FrozenMap(keys))
 
     def _asking_for(self, offer: Offer, key: str) -> tuple[Change, ...]:
         """The feature's own example; not where it names a file, of which nobody knows but the user."""

@@ -10,7 +10,7 @@ from wf_core.manifests.conditions import Condition, Tables
 from wf_core.manifests.declarations import EvidenceDecl, FeatureDecl
 from wf_core.names import repeated
 from wf_core.plugins.catalog import Catalog
-from wf_core.resolving.plan import SCHEMA, Chain, Plan, PlannedFeature, Violation
+from wf_core.resolving.plan import SCHEMA, Chain, NotChosen, Plan, PlannedFeature, Violation
 from wf_core.values import FrozenMap, freeze, misfit
 
 OTHER_PLUGINS = "WF-F004"
@@ -55,6 +55,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         versions=tuple(sorted((str(name), str(version)) for name, version in data["versions"].items())),
         not_activatable=_texts(data, "not_activatable"),
         chosen=_texts(data, "chosen"),
+        not_chosen=tuple(_not_chosen(item) for item in data["not_chosen"]),
     )
 
 
@@ -68,6 +69,11 @@ def _texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(data[key], list | tuple) or not all(isinstance(item, str) for item in data[key]):
         raise TypeError(f"{key} is a list of texts")
     return tuple(data[key])
+
+
+def _not_chosen(data: Mapping[str, Any]) -> NotChosen:
+    request = sorted(data["request"].items())
+    return NotChosen(_text(data, "plugin"), _text(data, "feature"), request, _texts(data, "reasons"))
 
 
 def _feature(data: Mapping[str, Any]) -> PlannedFeature:

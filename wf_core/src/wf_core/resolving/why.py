@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from wf_core.facts import Facts
-from wf_core.manifests.conditions import Condition, Ref
+from wf_core.manifests.conditions import Condition, Ref, Sum
 from wf_core.manifests.vocabulary import SCHEMA
 from wf_core.plugins.catalog import Catalog, Offer
 from wf_core.resolving.asking import Request, together
@@ -181,8 +181,7 @@ def describe(condition: Condition) -> str:
     """What a condition asks, in words: ``device.sm is one of 90, 100``."""
     if condition.join:
         return (" or " if condition.join == "any_of" else " and ").join(map(describe, condition.parts))
-    name = condition.subject.name if condition.subject is not None else ""
-    return " and ".join(f"{name} {_test(*test)}" for test in condition.tests)
+    return " and ".join(f"{condition.subject} {_test(*test)}" for test in condition.tests)
 
 
 def _test(operator: str, operand: Any) -> str:
@@ -193,8 +192,8 @@ def _test(operator: str, operand: Any) -> str:
         return (
             f"is one of {', '.join(keys)}" if 0 < len(keys) <= MOST_KEYS else f"is in a table of {len(keys)}"
         )
-    if isinstance(operand, Ref):
-        shown = operand.name
+    if isinstance(operand, Ref | Sum):
+        shown = str(operand)
     elif isinstance(operand, tuple | frozenset):
         shown = ", ".join(map(show, operand))
     else:
@@ -209,7 +208,8 @@ def _alone(target: Target, facts: Facts, catalog: Catalog) -> Alone:
     request = target.requests[0] if target.requests else {}
     decision = decide(request, facts, catalog)
     grounds = grounds_of(request, facts, catalog) if target.offer is not None else ()
-    return Alone(target.name, target.offers, request, state_of(decision), decision.violations, grounds)
+    told = decision.violations if decision.plan is None else decision.plan.warnings
+    return Alone(target.name, target.offers, request, state_of(decision), told, grounds)
 
 
 def _ground(condition: Condition, facts: Facts, options: Mapping[str, Any]) -> Ground:

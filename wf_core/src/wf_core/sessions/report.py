@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wf_core.kinds.caching.runtime import FeatureCache
-from wf_core.sessions.evidence import PENDING, state_of
+from wf_core.resolving.judging import INERT
+from wf_core.sessions.evidence import EFFECTIVE, PARTIAL, PENDING, state_of
 from wf_core.values import thaw
 
 if TYPE_CHECKING:
@@ -73,15 +74,18 @@ def run_report(
     """The report of a run that has ended, in whatever way.
 
     ``begun`` are the techniques that took part, ``evidence`` what each shows beside its counters; a feature that did
-    not begin is pending.
+    not begin is pending. That a feature would do nothing is no warning any more where it did something.
     """
+    effective = {
+        feature.name: _effective(feature, run, evidence.get(feature.name)) for feature in plan.features
+    }
+    worked = {name for name, claim in effective.items() if claim["state"] in (EFFECTIVE, PARTIAL)}
+    warnings = [w for w in plan.warnings if w.level != INERT or worked.isdisjoint(w.involves)]
     return Report(
         {
             **pending_report(plan, versions),
-            "effective": {
-                feature.name: _effective(feature, run, evidence.get(feature.name))
-                for feature in plan.features
-            },
+            "effective": effective,
+            "warnings": [warning.to_json() for warning in warnings],
             "fallbacks": [
                 {"feature": item.feature, "seam": item.seam, "reason": item.reason, "count": item.count}
                 for item in run.counters.fallbacks()

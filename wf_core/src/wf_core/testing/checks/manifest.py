@@ -61,7 +61,8 @@ def examples_turn_their_features_on(case: PluginCase) -> None:
 def _reasons(case: PluginCase) -> Iterator[tuple[str, str]]:
     manifest = case.manifest
     for feature in manifest.features:
-        yield from ((f"a condition of {feature.name!r}", reason) for reason in _of(feature.conditions))
+        told = (*feature.conditions, *feature.inert)
+        yield from ((f"a condition of {feature.name!r}", reason) for reason in _of(told))
     if manifest.family is not None:
         yield from (("a condition of the family", reason) for reason in _of(manifest.family.conditions))
     yield from ((f"the rule {rule.code}", rule.reason) for rule in manifest.rules)
