@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import weakref
 from contextlib import nullcontext
 from functools import lru_cache
@@ -688,6 +689,76 @@ def test_what_it_kept_dies_with_the_run(host, pipe, cache):
             session.pipe(**models.call(num_inference_steps=6), callback_on_step_end=look)
         gc.collect()
         assert seen["held"] and [ref() for ref in seen["held"] if ref() is not None] == []
+
+
+DUE = {
+    **{name: changed(name, **REQUESTS[name]["feature_cache"]) for name in OF_A_TRANSFORMER},
+    **{
+        name: {key: {**options, "max_skip": 2}}
+        for name in WITH_A_LIMIT
+        for key, options in FOUR_FIRST[name].items()
+    },
+}
+"""Requests of which every few steps one is due to be computed."""
+
+
+def block_calls(model, index, fails=False):
+    """How many blocks ran in one call of a driver that gives no timesteps beforehand. It ``fails`` in the last one."""
+
+    def fail(*_):
+        raise RuntimeError("the call failed")
+
+    last = model.blocks[-1].attn1.to_q.register_forward_hook(fail) if fails else None
+    context = model.cache_context("cond", step_index=index, num_inference_steps=len(LONG))
+    try:
+        with BlockCalls(model) as seen, context:
+            model(**models.w_inputs(seed=3 + index, timestep=LONG[index]))
+    finally:
+        if last is not None:
+            last.remove()
+    return seen.count
+
+
+@each
+def test_a_call_that_failed_is_followed_by_one_that_is_computed(host, base, cache):
+    """A driver may catch the error and go on, or try again, within the run: what was due is not done."""
+    with host.session(base, DUE[cache]) as session:
+        with session.run(num_inference_steps=len(LONG)):
+            ran = [block_calls(session.model, index) for index in range(len(LONG))]
+        due = [index for index in range(5, 16) if ran[index] == LAYERS["w"] > ran[index + 1]]
+        assert due, ran
+        for again in (0, 1):
+            with session.run(num_inference_steps=len(LONG)):
+                for index in range(due[0]):
+                    block_calls(session.model, index)
+                with pytest.raises(RuntimeError, match="the call failed"):
+                    block_calls(session.model, due[0], fails=True)
+                assert session.held_bytes() == 0
+                assert block_calls(session.model, due[0] + 1 - again) == LAYERS["w"]
+
+
+@each
+def test_no_gradient_is_cut_off(host, cache):
+    """Weights as a checkpoint's are loaded, in evaluation mode: what a backward pass needs is computed, and told."""
+    model = models.w().requires_grad_(True)
+    weight = "blocks.1.ffn.net.2.weight"
+
+    def gradient(model):
+        with torch.enable_grad():
+            (output,) = drive(model, STEPS)["cond"][-2:-1]
+            (found,) = torch.autograd.grad(output.square().mean(), [model.get_parameter(weight)])
+        return output.detach(), found
+
+    plain = gradient(model)
+    with host.session(model, REQUESTS[cache]) as session:
+        with torch.enable_grad(), session.run(timesteps=STEPS):
+            ours = gradient(session.model)
+        assert skips(session) == 0
+        assert "gradients are recorded" in json.dumps(session.report["fallbacks"])
+        with torch.enable_grad(), session.run(timesteps=STEPS), torch.no_grad():
+            drive(session.model, STEPS)
+        assert skips(session) > 0
+    assert same(ours, plain)
 
 
 @every

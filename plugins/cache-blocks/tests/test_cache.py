@@ -10,6 +10,8 @@ import pytest
 import torch
 from blocks_by_hand import LAYERS, VARIANTS, Blocks, Curved, Driver, driver, make, value, vector, warm_up
 
+from wf_plugin_cache_blocks.rule import Verdict
+
 BRANCHES = ("cond", "uncond")
 every = pytest.mark.parametrize("variant", VARIANTS)
 PROBES = ("firstblock", "dualblock")
@@ -475,6 +477,33 @@ def test_memory_is_that_of_the_formula(variant, factor, dtype):
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held(player)
         }
         assert sum(found.values()) == 2 * (blocks * (whole + part) + between + sums + distances)
+
+
+@pytest.mark.parametrize("computed", ["C.C.C.C.", "CC.CCC..", "CCCCCCCC", ".C.CC...", "........"])
+def test_memory_is_one_state_more_for_every_row_of_blocks_that_were_computed(computed):
+    """A block that is computed between two that are not keeps what it added, as those do."""
+    player = driver("dynamicblock", Blocks([0.1] * 8))
+    player.begin(player.view(6))
+    for step in range(2):
+        player.call(step, value(), total=6)
+    (state,) = player.cache._states.values()
+    decide = state.decide
+
+    def decided(step, hidden_states):
+        decision = decide(step, hidden_states)
+        verdicts = [
+            Verdict(sign == "C", "threshold" if sign == "C" else "below-threshold", 0.5) for sign in computed
+        ]
+        state.verdicts = dict(enumerate(verdicts))
+        return decision
+
+    state.decide = decided
+    player.call(2, value(), total=6)
+    blocks = {
+        tensor.untyped_storage().data_ptr() for block in state._blocks.values() for tensor in block.held()
+    }
+    rows = [row for row in computed.split(".") if len(row) > 1]
+    assert len(blocks) == 8 + len(rows)
 
 
 @pytest.mark.parametrize("reference", ["computed", "previous"])

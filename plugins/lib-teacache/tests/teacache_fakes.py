@@ -39,7 +39,7 @@ class TimeEmbedding:
         self.projection = torch.randn(6 * width, width, generator=generator) / width**0.5
 
     def __call__(self, timesteps: Sequence[float]) -> Mapping[str, torch.Tensor]:
-        t = torch.tensor(timesteps, dtype=torch.float64)
+        t = torch.as_tensor(timesteps, dtype=torch.float64)
         angle = t[:, None] * 10000.0 ** (-torch.arange(128, dtype=torch.float64) / 128)
         sinus = torch.cat([angle.cos(), angle.sin()], dim=1).float()
         e = torch.nn.functional.silu(sinus @ self.w1.T) @ self.w2.T
@@ -57,7 +57,7 @@ class Ramp:
 
     def __call__(self, timesteps: Sequence[float]) -> Mapping[str, torch.Tensor]:
         self.calls += 1
-        rows = torch.tensor(timesteps, dtype=torch.float32)[:, None].expand(-1, 4)
+        rows = torch.as_tensor(timesteps, dtype=torch.float32)[:, None].expand(-1, 4)
         return {"e": rows, "e0": rows.repeat(1, 6)}
 
 

@@ -113,6 +113,9 @@ class BlocksState(CacheState):
         self._judge_all(step, *self._measured)
         return decision_of(self.verdicts.values())
 
+    def forced(self, step: Step) -> None:
+        self.verdicts = {}
+
     def serves(self, step: Step) -> bool:
         """Whether what is kept of a call can serve a later one. A call is decided by what the two before it showed, by
         one where each block decides alone.
@@ -288,6 +291,8 @@ class DynamicCall(Call):
         self._serves = state.serves(step)
         self._last: tuple[Block, torch.Tensor, torch.Tensor] | None = None
         """The block that was computed last, with what is kept of its input and output."""
+        self._in_a_row = 0
+        """So many blocks were computed up to that one, each with the output of the one before it as its input."""
         self._previous_output: torch.Tensor | None = None
         """That output as the block gave it, which may be the next block's input."""
 
@@ -318,7 +323,8 @@ class DynamicCall(Call):
     def close(self) -> Decision:
         if self._step.ambiguous:
             return self._decision
-        if self._last is not None:
+        self._end_of_row()
+        if self._last is not None and self._in_a_row > 1:
             block, entered, output = self._last  # what leaves the stack is not the blocks' alone
             block.computed(entered, output.clone())
         if self._cache.settings.decide != FREE:
@@ -336,11 +342,19 @@ class DynamicCall(Call):
         """A computed block's tensors. What enters the stack is copied: it is not the blocks' alone."""
         if self._previous_output is entered and self._last is not None:
             before = self._last[2]
+            self._in_a_row += 1
         else:
+            self._end_of_row()
             before = entered.detach().clone() if entered is self._entered else retained(entered)
+            self._in_a_row = 1
         after = retained(output)
         block.computed(before, after)
         self._last, self._previous_output = (block, before, after), output
+
+    def _end_of_row(self) -> None:
+        """One block alone shares neither its input nor its output: the difference is kept in their place."""
+        if self._last is not None and self._in_a_row == 1:
+            self._last[0].residual()
 
     def _verdict(self, index: int, block: Block, sample: torch.Tensor) -> Verdict | None:
         """What is said of a block that is reached now; None where it is computed anyway."""

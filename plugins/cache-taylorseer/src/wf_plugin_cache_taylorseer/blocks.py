@@ -104,6 +104,9 @@ class BlockTaylorSeer(ScheduledCache):
                 state.open(hidden_states)
                 self._call = _Call(step, state, compute=True)
                 output = inner(hidden_states)
+        except BaseException:
+            self.forget()  # some branches have a sample of this call, and some have none
+            raise
         finally:
             call, self._call = self._call, None
         if call is not None and call.compute:

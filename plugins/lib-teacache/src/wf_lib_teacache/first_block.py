@@ -110,13 +110,15 @@ class FirstBlockTeaCache(FeatureCache):
         call = self._call = _Call(step, state, hidden_states)
         try:
             output = inner(hidden_states)
+            self._computed(call, output)
         except _CallSkipped as skipped:
             if skipped.call is not call:
                 raise
             assert call.entered is not None
             output = state.predict(step, call.entered)
-        else:
-            self._computed(call, output)
+        except BaseException:
+            self.forget()  # the rule has taken the call for computed
+            raise
         finally:
             self._call = None
         self.record(step, call.decision or Decision(True, "unseen"))

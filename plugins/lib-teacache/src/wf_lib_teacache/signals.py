@@ -17,8 +17,10 @@ GUARD = 1e-6
 """The least denominator of a relative distance, against an all-zero signal."""
 
 
-def signal_at(run: RunView, expert: str, timesteps: tuple[float, ...], name: str) -> torch.Tensor:
-    """The signal at N scalar timesteps as float64 on the host, ``[N, D]`` or ``[N, 6 D]``."""
+def signal_at(
+    run: RunView, expert: str, timesteps: tuple[float, ...] | torch.Tensor, name: str
+) -> torch.Tensor:
+    """The signal at N scalar timesteps as float64 on the host, ``[N, D]`` or ``[N, 6 D]``: one wait for the device."""
     with torch.no_grad():
         signal = run.modulation(expert, timesteps)[name]
         return signal.detach().to("cpu", torch.float64).flatten(1)

@@ -12,7 +12,6 @@ from wf_core.api import (
     Window,
     geometry,
     relative_l1,
-    solver_timestep,
     worst,
 )
 from wf_lib_teacache.rule import Accumulator
@@ -64,7 +63,9 @@ class ComparingState(ResidualState):
 
 
 class LiveState(ComparingState):
-    """A time signal without a schedule: it is evaluated at each call's own timestep."""
+    """A time signal without a schedule: it is evaluated at each call's own timestep, the largest of its tokens, since
+    those of given frames are 0.
+    """
 
     def __init__(
         self, settings: Settings, run: RunView, expert: str, order: int, counters: FeatureCounters
@@ -75,7 +76,9 @@ class LiveState(ComparingState):
     def decide(self, step: Step, value: Any) -> Decision:
         previous = self._signal
         self._counters.add("host_syncs")
-        self._signal = signal_at(self._run, self._expert, (solver_timestep(step),), self._settings.signal)
+        self._signal = signal_at(
+            self._run, self._expert, step.timestep.max().reshape(1), self._settings.signal
+        )
         reason = self._forced_reason(step)
         if reason or previous is None:
             return self._dense(reason or Reason.NOTHING_CACHED)

@@ -14,11 +14,13 @@ class Reason:
     NOT_FINITE = "not-finite"
     MAX_SKIP = "max-skip"
     UNKNOWN_STEPS = "unknown-steps"
+    GRADIENTS = "gradients"
 
 
 SENTENCES = {
     Reason.AMBIGUOUS: "the step and branch of a call could not be told; it was computed",
     Reason.NOT_FINITE: "what was compared was not a finite number; the step was computed",
+    Reason.GRADIENTS: "gradients are recorded, which a prediction would cut off; the step was computed",
     Reason.UNKNOWN_STEPS: "the number of steps is not known, so the last ones cannot be told; the step was computed",
 }
 """Reasons that mean that the feature could not decide: each is counted as a fallback, with this sentence."""

@@ -1,8 +1,9 @@
 """What stands at the seam: asks one state per run, expert and branch, computes or predicts, counts, and releases.
 
 The order of checks is fixed here and the reason of every decision is recorded: ambiguous identity; then the algorithm's
-own rule; and where that would skip, whether anything is kept yet, and of the same geometry. What an ambiguous call
-leaves is not kept, and what was kept is dropped: it could belong to another branch.
+own rule; and where that would skip, whether gradients are recorded, whether anything is kept yet, and of the same
+geometry. What an ambiguous call leaves is not kept, and what was kept is dropped: it could belong to another branch. A
+call that raises leaves nothing either: the rule has taken it for computed.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class FeatureCache(Technique, ABC):
             decision = Decision(True, Reason.AMBIGUOUS)
         else:
             decision = state.decide(step, value)
-            reason = "" if decision.compute else state.ready(value)
+            reason = "" if decision.compute else self._kept_from(state, value)
             if reason:
                 state.forced(step)
                 decision = Decision(True, reason, decision.metric)
@@ -128,17 +129,29 @@ class FeatureCache(Technique, ABC):
     def _around(self, inner: Callable[[Any], torch.Tensor], site: Site, value: Any) -> torch.Tensor:
         _, step = self.now()
         state = self.state(step)
-        decision = self.settle(state, step, value)
-        if decision.compute:
-            output = inner(value)
-            if step.ambiguous:
-                self.forget()
+        try:
+            decision = self.settle(state, step, value)
+            if decision.compute:
+                output = inner(value)
+                if not step.ambiguous:
+                    state.commit(step, value, output)
             else:
-                state.commit(step, value, output)
-        else:
-            output = state.predict(step, value)
+                output = state.predict(step, value)
+        except BaseException:
+            self.forget()
+            raise
+        if step.ambiguous:
+            self.forget()
         self.record(step, decision)
         return output
+
+    def _kept_from(self, state: CacheState, value: Any) -> str:
+        """Why a call that the rule would skip is computed; "" where nothing speaks against it."""
+        import torch
+
+        run, _ = self.now()
+        recorded = torch.is_grad_enabled() and run.facts.get("run.grad_enabled")
+        return Reason.GRADIENTS if recorded else state.ready(value)
 
     def _leave_experts(self, run: RunView, step: Step) -> None:
         """An expert that runs no more in this run needs its tensors no more."""
