@@ -737,16 +737,54 @@ def test_a_call_that_failed_is_followed_by_one_that_is_computed(host, base, cach
                 assert block_calls(session.model, due[0] + 1 - again) == LAYERS["w"]
 
 
+NOT_CALLED = {("blocktaylorseer", "predict"), ("dynamicblock", "predict"), ("dynamicblock", "commit")}
+"""Per-block caches predict and keep block by block."""
+
+
 @each
-def test_no_gradient_is_cut_off(host, cache):
-    """Weights as a checkpoint's are loaded, in evaluation mode: what a backward pass needs is computed, and told."""
-    model = models.w().requires_grad_(True)
-    weight = "blocks.1.ffn.net.2.weight"
+@pytest.mark.parametrize("method", ["decide", "predict", "commit"])
+def test_what_raises_in_a_cache_itself_leaves_nothing(host, base, cache, method, monkeypatch):
+    """Out of memory in a comparison or a prediction, for one."""
+    with host.session(base, REQUESTS[cache]) as session, session.run(timesteps=STEPS):
+        for index, timestep in enumerate(STEPS[:2]):
+            step(session.model, index, timestep)
+        (technique,) = session._opened.techniques.values()
+        states = {type(state) for state in technique._states.values()}
+        assert session.held_bytes() > 0 and states
+
+        def fail(*_):
+            raise torch.OutOfMemoryError("no memory is left")
+
+        for state in states:
+            monkeypatch.setattr(state, method, fail)
+        try:
+            for index, timestep in enumerate(STEPS[2:], 2):
+                step(session.model, index, timestep)
+        except torch.OutOfMemoryError:
+            assert session.held_bytes() == 0
+        else:
+            assert (cache, method) in NOT_CALLED
+
+
+@each
+@pytest.mark.parametrize("frozen", [False, True], ids=["weights", "input"])
+def test_no_gradient_is_cut_off(host, cache, frozen):
+    """Weights as a checkpoint's are loaded, in evaluation mode, or a latent that is to be changed: what a backward pass
+    needs is computed, and told.
+    """
+    model = models.w().requires_grad_(not frozen)
 
     def gradient(model):
+        inputs = models.w_inputs(seed=3)
+        latent = inputs["hidden_states"].requires_grad_(frozen)
+        wanted = latent if frozen else model.get_parameter("blocks.1.ffn.net.2.weight")
         with torch.enable_grad():
-            (output,) = drive(model, STEPS)["cond"][-2:-1]
-            (found,) = torch.autograd.grad(output.square().mean(), [model.get_parameter(weight)])
+            for timestep in STEPS[:-1]:
+                with model.cache_context("cond"):
+                    output = model(
+                        **{**inputs, **models.w_inputs(seed=3, timestep=timestep), "hidden_states": latent}
+                    )[0]
+            (found,) = torch.autograd.grad(output.square().mean(), [wanted])
         return output.detach(), found
 
     plain = gradient(model)

@@ -215,7 +215,7 @@ def _kernels(found: Mapping[str, Any]) -> str:
 
 def _caches(found: Mapping[str, Any]) -> str:
     rows = [
-        (name, f"{ratio:.4f}", ", ".join(f"{one:.3f}" for one in found["each_process"][name]))
+        (name, f"{ratio:.3f}", ", ".join(f"{one:.3f}" for one in found["each_process"][name]))
         for name, ratio in found["over_stock"].items()
     ]
     return table(("installed, nothing skipped", "a step over the stock pipeline's", "in each process"), rows)

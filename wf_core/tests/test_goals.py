@@ -160,8 +160,18 @@ def test_the_plan_says_of_everything_that_serves_the_goal_why_it_was_not_chosen(
     assert plan(catalog(site), mine=True).not_chosen == ()
 
 
-def test_two_ways_to_one_place_and_the_same_feature_twice_are_told(site: Site) -> None:
-    goals = '[{ goal = "fast", order = 1 }, { goal = "fast", order = 2, set = { one = { size = 2 } } }]'
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("", ", set = { one = { size = 2 } }"),
+        (', set = { "one.size" = 2 }', ""),
+        ("", ', set = { "one.size" = 2 }'),
+    ],
+)
+def test_two_ways_to_one_place_and_the_same_feature_twice_are_told(
+    first: str, second: str, site: Site
+) -> None:
+    goals = f'[{{ goal = "fast", order = 1{first} }}, {{ goal = "fast", order = 2{second} }}]'
     option = '[[feature.option]]\nname = "size"\ntype = "int"\ndefault = 1\n'
     site.plugin("one", serving("one", goals, 'slot = "place"\n' + option))
     site.plugin("two", serving("two", '[{ goal = "fast", order = 3 }]', 'slot = "place"\n'))

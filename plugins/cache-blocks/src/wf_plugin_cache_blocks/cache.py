@@ -98,8 +98,8 @@ class BlockCache(FeatureCache):
     def _stack(self, inner: Inner, site: Site, hidden_states: torch.Tensor) -> torch.Tensor:
         _, step = self.now()
         state: CacheState = self.state(step)
-        call = self._call = self.open(state, step, hidden_states)
         try:
+            call = self._call = self.open(state, step, hidden_states)
             output: torch.Tensor = inner(hidden_states)
             decision = call.close()
         except BaseException:

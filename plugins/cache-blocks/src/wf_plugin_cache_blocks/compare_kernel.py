@@ -24,12 +24,12 @@ def compare_kernel(
     BLOCK: tl.constexpr,
 ):
     """``BLOCK`` elements of one sample: the sum of what they differ by from those kept, and their own; then they are
-    kept. Offsets inside a sample are 32 bit, those of tokens and samples 64 bit.
+    kept. Positions in a sample are 32 bit, offsets in memory 64 bit.
     """
     part, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = part * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
-    token, channel = (at // WIDTH).to(tl.int64), at % WIDTH
+    token, channel = (at // WIDTH).to(tl.int64), (at % WIDTH).to(tl.int64)
     x = tl.load(x_ptr + batch * x_batch + token * x_token + channel * x_channel, mask=inside, other=0.0)
     kept_at = kept_ptr + batch * elements + at
     sum_at = batch * tl.num_programs(0) + part

@@ -8,7 +8,7 @@ block reads back its own before it runs, which is one wait for the device per bl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from wf_plugin_cache_blocks.rule import BELOW, Rule, Verdict, expected, reason_o
 
 if TYPE_CHECKING:
     from wf_core.api import RunView, Step
+    from wf_plugin_cache_blocks.settings import Settings
 
 FREE = "each-block"
 TOGETHER = 2**21
@@ -88,7 +89,7 @@ class BlocksState(CacheState):
         self._steps = steps
         self._blocks: dict[int, Block] = {}
         self._measured: tuple[Reading, tuple[int, ...]] | None = None
-        self.references: dict[int, Former] = {}
+        self.references: dict[int, FormerInputs] = {}
         """Former inputs of as many blocks as are compared together, by the first one's index; see `Comparison`."""
         self.verdicts: dict[int, Verdict] = {}
 
@@ -172,7 +173,7 @@ def decision_of(verdicts: Iterable[Verdict]) -> Decision:
     return Decision(reason != BELOW, reason, min(finite, default=None), fallback)
 
 
-class Former(NamedTuple):
+class FormerInputs(NamedTuple):
     """The inputs of blocks that follow each other, to compare with.
 
     ``inputs`` ``[blocks, B, L, ceil(D / factor)]``, and ``sizes``, their `abs_sums`, ``[blocks, B, n]`` in fp32.
@@ -200,6 +201,8 @@ class Comparison:
         """How many steps each reference was old."""
         self.fused = 0
         """How many blocks were compared by the kernel of `fused`."""
+        self.not_fused = ""
+        """Why blocks large enough for that kernel were not."""
 
     def add(self, index: int, block: Block, sample: torch.Tensor, refreshes: bool) -> None:
         """A block's input ``[B, L, ceil(D / factor)]``, which becomes its reference where it ``refreshes`` it."""
@@ -225,14 +228,16 @@ class Comparison:
             return
         waiting, self._waiting = self._waiting, []
         first, _, sample, _ = waiting[0]
-        alone = 2 * sample.numel() > TOGETHER
         former = self._state.references.get(first)
         if former is not None:
             self._elements = sample[0].numel()
             self._sizes.append(former.sizes)
             self.over += [self._step - block.reference_at for _, block, _, _ in waiting]
         keeps = [refreshes or former is None for _, _, _, refreshes in waiting]
-        if alone and fused.serves(sample):
+        why_not = fused.why_not(sample) if 2 * sample.numel() > TOGETHER else "small"
+        if sample.is_cuda and why_not != "small":
+            self.not_fused = why_not
+        if not why_not:
             moved, kept = self._fused(sample.detach(), former, keeps[0])
         else:
             moved, kept = self._by_torch([sample.detach() for _, _, sample, _ in waiting], former, keeps)
@@ -244,21 +249,21 @@ class Comparison:
                 block.reference_at = self._step
 
     def _fused(
-        self, sample: torch.Tensor, former: Former | None, keeps: bool
-    ) -> tuple[torch.Tensor | None, Former]:
+        self, sample: torch.Tensor, former: FormerInputs | None, keeps: bool
+    ) -> tuple[torch.Tensor | None, FormerInputs]:
         """One block in one pass; what was kept of it is written over."""
         self.fused += 1
         inputs = sample.new_empty((1, *sample.shape)) if former is None else former.inputs
         moved, sizes = fused.compare(sample, inputs[0], compares=former is not None, keeps=keeps)
-        kept = former if former is not None and not keeps else Former(inputs, sizes.unsqueeze(0))
+        kept = former if former is not None and not keeps else FormerInputs(inputs, sizes.unsqueeze(0))
         return None if former is None else moved.unsqueeze(0), kept
 
     @staticmethod
     def _by_torch(
-        samples: list[torch.Tensor], former: Former | None, keeps: list[bool]
-    ) -> tuple[torch.Tensor | None, Former]:
+        samples: list[torch.Tensor], former: FormerInputs | None, keeps: list[bool]
+    ) -> tuple[torch.Tensor | None, FormerInputs]:
         inputs = torch.stack(samples)
-        kept = Former(inputs, _sums_of(inputs))
+        kept = FormerInputs(inputs, _sums_of(inputs))
         if former is None:
             return None, kept
         moved = _sums_of(inputs.float() - former.inputs)
@@ -308,6 +313,7 @@ class DynamicCall(Call):
             if self._serves:
                 self._keep(block, hidden_states, output)
         else:
+            self._end_of_row()
             output = hidden_states + block.residual()
         block.rule.took(computed)
         if not self._serves:
@@ -323,14 +329,13 @@ class DynamicCall(Call):
     def close(self) -> Decision:
         if self._step.ambiguous:
             return self._decision
-        self._end_of_row()
         if self._last is not None and self._in_a_row > 1:
             block, entered, output = self._last  # what leaves the stack is not the blocks' alone
             block.computed(entered, output.clone())
+        self._end_of_row()
         if self._cache.settings.decide != FREE:
             self._state.measure(self._comparison.distances(), self._comparison.over)
-            if self._comparison.fused:
-                self._cache.counters.add("fused_comparisons", self._comparison.fused)
+            self._cache.compared(self._comparison.fused, self._comparison.not_fused)
             return self._decision
         if not self._each:
             return self._decision
@@ -355,6 +360,8 @@ class DynamicCall(Call):
         """One block alone shares neither its input nor its output: the difference is kept in their place."""
         if self._last is not None and self._in_a_row == 1:
             self._last[0].residual()
+        self._last = self._previous_output = None
+        self._in_a_row = 0
 
     def _verdict(self, index: int, block: Block, sample: torch.Tensor) -> Verdict | None:
         """What is said of a block that is reached now; None where it is computed anyway."""
@@ -369,12 +376,30 @@ class DynamicBlockCache(BlockCache):
     """The technique.
 
     A kept residual is added as it was computed: deriving it anew from a skipped call, as LightX2V does, adds a rounding
-    error each time.
+    error each time. Counts ``fused_comparisons`` besides, the blocks whose input the kernel of `fused` compared.
     """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._not_fused = ""
 
     @property
     def warm_up(self) -> int:
         return 1 if self.settings.decide == FREE else 2
+
+    def begin(self, run: RunView) -> None:
+        super().begin(run)
+        self._not_fused = ""
+
+    def compared(self, fused_comparisons: int, why_not: str) -> None:
+        """A call's blocks were compared, so many of them by the kernel of `fused`; ``why_not`` is for large ones."""
+        if fused_comparisons:
+            self.counters.add("fused_comparisons", fused_comparisons)
+        self._not_fused = why_not or self._not_fused
+
+    def evidence(self) -> Mapping[str, object]:
+        told = {"not_fused": self._not_fused} if self._not_fused else {}
+        return {**super().evidence(), **told}
 
     def new_state(self, run: RunView, expert: str, branch: str) -> CacheState:
         return BlocksState(self, run.num_inference_steps)

@@ -13,11 +13,19 @@ import torch
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PART = 2048
 """Elements of a sample that are added at once, in fp32."""
+MOST = 2**31
+"""Elements of one sample, whose offsets are 32 bit."""
 
 
-def serves(sample: torch.Tensor) -> bool:
-    """Whether the kernel takes hidden states ``[B, L, D]``: its dtype, on a CUDA device where Triton works."""
-    return sample.is_cuda and sample.dtype in DTYPES and _works(sample.device)
+def why_not(sample: torch.Tensor) -> str:
+    """Why the kernel does not take hidden states ``[B, L, D]``; "" where it does."""
+    if not sample.is_cuda:
+        return f"the model is on {sample.device.type}"
+    if sample.dtype not in DTYPES:
+        return f"the hidden states are {str(sample.dtype).removeprefix('torch.')}"
+    if sample[0].numel() >= MOST:
+        return "a sample's offsets do not fit into 32 bit"
+    return _broken(sample.device)
 
 
 def compare(
@@ -30,7 +38,7 @@ def compare(
     """
     batch, elements = sample.shape[0], sample[0].numel()
     parts = -(-elements // PART)
-    moved, sizes = torch.empty((2, batch, parts), dtype=torch.float32, device=sample.device)
+    moved, sizes = (torch.empty((batch, parts), dtype=torch.float32, device=sample.device) for _ in range(2))
     run = _kernel()[parts, batch]
     arguments = (sample, kept, moved, sizes, elements, *sample.stride())
     constants: dict[str, Any] = dict(WIDTH=sample.shape[-1], COMPARES=compares, KEEPS=keeps, BLOCK=PART)
@@ -50,11 +58,14 @@ def _kernel() -> Any:
 
 
 @cache
-def _works(device: torch.device) -> bool:
-    """Whether Triton is there and can compile for the device: tried once, on a few numbers."""
+def _broken(device: torch.device) -> str:
+    """Why Triton cannot serve a device: tried once, on a few numbers. Out-of-memory comes through."""
     numbers = torch.ones(1, 1, 8, device=device)
     try:
         moved, sizes = compare(numbers, torch.zeros_like(numbers), compares=True, keeps=True)
-    except Exception:
-        return False
-    return bool(moved.sum() == 8) and bool(sizes.sum() == 8)
+        right = moved.item() == sizes.item() == 8.0
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler that is missing shows itself in many ways
+        return f"Triton: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return "" if right else "Triton: a sum of eight ones was wrong"

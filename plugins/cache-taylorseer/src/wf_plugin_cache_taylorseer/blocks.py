@@ -87,34 +87,37 @@ class BlockTaylorSeer(ScheduledCache):
     def _decide(self, inner: Callable[[Any], torch.Tensor], site: Site, hidden_states: Any) -> torch.Tensor:
         _, step = self.now()
         state = self.state(step)
-        decision = self.settle(state, step, hidden_states)
-        if step.ambiguous:
-            self.forget()  # what is kept could belong to another branch, and so could what is computed now
-        elif isinstance(state, Sequences):
-            if decision.compute:
-                state.open(hidden_states)
-            self._call = _Call(step, state, decision.compute)
         try:
+            decision = self.settle(state, step, hidden_states)
+            if step.ambiguous:
+                self.forget()  # what is kept could belong to another branch, and so could what is computed now
+            elif isinstance(state, Sequences):
+                self._open(state, step, hidden_states, decision.compute)
             try:
                 output = inner(hidden_states)
             except _Unfit:
                 decision = Decision(True, Reason.GEOMETRY_CHANGED)
                 assert isinstance(state, Sequences)
                 state.forced(step)
-                state.open(hidden_states)
-                self._call = _Call(step, state, compute=True)
+                self._open(state, step, hidden_states, compute=True)
                 output = inner(hidden_states)
+            if self._call is not None and self._call.compute:
+                self._call.kept.commit(step, hidden_states, output)
+            elif self._call is not None:
+                self.counters.add("predicted_outputs", self._call.predicted)
         except BaseException:
             self.forget()  # some branches have a sample of this call, and some have none
             raise
         finally:
-            call, self._call = self._call, None
-        if call is not None and call.compute:
-            call.kept.commit(step, hidden_states, output)
-        elif call is not None:
-            self.counters.add("predicted_outputs", call.predicted)
+            self._call = None
         self.record(step, decision)
         return output
+
+    def _open(self, state: Sequences, step: Step, hidden_states: torch.Tensor, compute: bool) -> None:
+        """A call begins, in which every branch is computed, or is predicted."""
+        if compute:
+            state.open(hidden_states)
+        self._call = _Call(step, state, compute)
 
     def _branch(self, inner: Callable[[Any], torch.Tensor], site: Site, x: torch.Tensor) -> torch.Tensor:
         call = self._call

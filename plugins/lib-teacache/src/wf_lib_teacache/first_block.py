@@ -109,19 +109,25 @@ class FirstBlockTeaCache(FeatureCache):
         assert isinstance(state, BlockState)
         call = self._call = _Call(step, state, hidden_states)
         try:
-            output = inner(hidden_states)
-            self._computed(call, output)
-        except _CallSkipped as skipped:
-            if skipped.call is not call:
-                raise
-            assert call.entered is not None
-            output = state.predict(step, call.entered)
+            output = self._through(inner, call)
         except BaseException:
             self.forget()  # the rule has taken the call for computed
             raise
         finally:
             self._call = None
         self.record(step, call.decision or Decision(True, "unseen"))
+        return output
+
+    def _through(self, inner: Callable[[Any], torch.Tensor], call: _Call) -> torch.Tensor:
+        """The blocks, or what stands for them where the first norm said so."""
+        try:
+            output = inner(call.hidden_states)
+        except _CallSkipped as skipped:
+            if skipped.call is not call:
+                raise
+            assert call.entered is not None
+            return call.state.predict(call.step, call.entered)
+        self._computed(call, output)
         return output
 
     def _computed(self, call: _Call, output: torch.Tensor) -> None:

@@ -53,7 +53,8 @@ def run_facts(arguments: Mapping[str, Any] | None) -> Facts:
 def with_derived(facts: Facts) -> Facts:
     """Adds what follows from the call and the model: ``run.size`` (height, width), ``run.token_grid`` (T, H, W after
     patching) with its parts and product, ``run.branches`` where the family's form of guidance decides it, and
-    ``run.solver_steps``, the most timesteps of the run, where the pipeline's scheduler is one that makes one a step.
+    ``run.solver_steps``, the most timesteps of the run, where the pipeline's scheduler is one that makes one a step, or
+    none is known.
     """
     derived: dict[str, Any] = {}
     height, width, frames = (facts.get(f"run.{name}") for name in ("height", "width", "num_frames"))

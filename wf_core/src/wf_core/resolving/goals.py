@@ -7,7 +7,7 @@ losses, but under ``fast``. The plan says of each why it was not added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import attrs
@@ -40,7 +40,9 @@ def with_goal(request: Mapping[str, Any], decision: Decision, facts: Facts, cata
         added = dict(declared.set or offer.feature.example)
         spoken = {catalog.canonical(switch_key(str(key)).partition(".")[0], family) for key in request}
         taken = spoken & {catalog.canonical(key.partition(".")[0], family) for key in added}
-        reasons = _unusable(offer) or _spoken_of(taken, chosen)
+        reasons = _unusable(offer) or _spoken_of(
+            taken, {catalog.canonical(key.partition(".")[0], family) for key in chosen}
+        )
         if not reasons:
             extended = decide({**request, **added}, facts, catalog)
             reasons = _reasons(extended, decision, goal)
@@ -75,7 +77,7 @@ def _unusable(offer: Offer) -> list[str]:
     return [] if offer.state == "available" else [f"it is {offer.state}: {offer.reason}"]
 
 
-def _spoken_of(taken: Set[str], chosen: Sequence[str]) -> list[str]:
+def _spoken_of(taken: Set[str], chosen: Set[str]) -> list[str]:
     """The keys that are in the request already: the user's, or those of a feature that the goal has chosen before."""
     return [
         f"the goal has set {key} already." if key in chosen else f"the request speaks of {key} itself."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wf_core.kinds.caching.runtime import FeatureCache
@@ -13,7 +13,7 @@ from wf_core.values import thaw
 
 if TYPE_CHECKING:
     from wf_core.kinds.techniques import Technique
-    from wf_core.resolving.plan import Plan, PlannedFeature
+    from wf_core.resolving.plan import Plan, PlannedFeature, Violation
     from wf_core.sessions.run import Run
 
 SCHEMA = 1
@@ -80,7 +80,7 @@ def run_report(
         feature.name: _effective(feature, run, evidence.get(feature.name)) for feature in plan.features
     }
     worked = {name for name, claim in effective.items() if claim["state"] in (EFFECTIVE, PARTIAL)}
-    warnings = [w for w in plan.warnings if w.level != INERT or worked.isdisjoint(w.involves)]
+    warnings = [w for w in plan.warnings if w.level != INERT or _warned_of(w, effective) not in worked]
     return Report(
         {
             **pending_report(plan, versions),
@@ -96,6 +96,11 @@ def run_report(
             "run": {"id": run.id, "state": run.state, "error": run.error, "facts": _run_facts(run)},
         }
     )
+
+
+def _warned_of(warning: Violation, features: Container[str]) -> str:
+    """The feature that a warning is about: its own names come before those of others that it involves."""
+    return next((name for name in warning.involves if name in features), "")
 
 
 def _claim(feature: PlannedFeature, state: str, evidence: Mapping[str, Any]) -> dict[str, Any]:

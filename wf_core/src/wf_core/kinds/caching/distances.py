@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 GUARD = 1e-6
 """The least denominator of a relative distance, against an all-zero reference."""
-TOGETHER = 2048
+PART = 2048
 """The most elements in one sum: with fp32 no digit is lost that a relative distance would show."""
 
 
@@ -55,8 +55,8 @@ def relative_of_sums(moved: torch.Tensor, size: torch.Tensor, elements: int) -> 
 
 @lru_cache(maxsize=256)
 def _neighbours(size: int) -> int:
-    """How many elements are summed at once: the largest number up to `TOGETHER` that a sample's size divides into."""
-    return next((n for n in range(min(size, TOGETHER), 1, -1) if size % n == 0), 1)
+    """How many elements are summed at once: the largest number up to `PART` that a sample's size divides into."""
+    return next((n for n in range(min(size, PART), 1, -1) if size % n == 0), 1)
 
 
 def worst(distances: torch.Tensor) -> float:

@@ -37,7 +37,8 @@ class CacheState(ABC):
     def decide(self, step: Step, value: Any) -> Decision:
         """Called once per call of this branch that can be told, before anything is computed.
 
-        Where it says skip and `ready` gives a reason against it, `forced` is called and the step is computed.
+        Where it says skip and `ready` gives a reason against it, or gradients are recorded, `forced` is called and the
+        step is computed.
         """
 
     def forced(self, step: Step) -> None:
