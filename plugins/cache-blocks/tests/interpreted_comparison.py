@@ -9,7 +9,7 @@ import sys
 import torch
 from blocks_by_hand import driver, value
 
-from wf_plugin_cache_blocks import dynamic, fused
+from wf_plugin_cache_blocks import comparison, fused
 
 
 def once(dtype: torch.dtype, factor: int, tokens: int, compares: bool, keeps: bool) -> dict[str, object]:
@@ -37,7 +37,7 @@ def once(dtype: torch.dtype, factor: int, tokens: int, compares: bool, keeps: bo
 
 def run(alone: bool, reference: str) -> dict[str, object]:
     """Twelve calls of dynamicblock, every block compared by the kernel where it is ``alone``."""
-    dynamic.TOGETHER = 0 if alone else 2**21
+    comparison.TOGETHER = 0 if alone else 2**21
     player = driver("dynamicblock", threshold=0.3, reference=reference)
     player.begin(player.view(12))
     generator = torch.Generator().manual_seed(1)

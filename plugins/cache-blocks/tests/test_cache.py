@@ -510,7 +510,7 @@ def test_memory_is_one_state_more_for_every_row_of_blocks_that_were_computed(com
 def test_blocks_are_compared_the_same_one_by_one_and_together(reference, monkeypatch):
     found = []
     for together in (0, 2 * 2 * 3 * 4, 2**21):  # alone, in twos, all
-        monkeypatch.setattr("wf_plugin_cache_blocks.dynamic.TOGETHER", together)
+        monkeypatch.setattr("wf_plugin_cache_blocks.comparison.TOGETHER", together)
         player = driver("dynamicblock", threshold=0.3, reference=reference)
         player.begin(player.view(12))
         generator = torch.Generator().manual_seed(1)
