@@ -189,3 +189,18 @@ def test_a_warning_that_a_run_did_not_bear_out_is_not_in_its_report(host: Host) 
         session.pipe(**models.call(num_inference_steps=6))
     assert session.report["effective"]["taylorseer"]["state"] == "effective"
     assert session.report["warnings"] == []
+
+
+@pytest.mark.parametrize(("steps", "codes"), [(3, ["WF-K052"]), (8, [])])
+def test_a_warning_made_for_another_number_of_steps_is_not_in_the_report(
+    steps: int, codes: list[str], host: Host
+) -> None:
+    """With a threshold of 0 nothing is skipped in either run: in the longer one not for want of steps."""
+    options = {"residual_diff_threshold": 0.0, "first": 2, "last": 1}
+    pipe, request = models.p1(), {"feature_cache": {"algorithm": "firstblock", **options}}
+    plan = host.resolve(pipe, request, run={"num_inference_steps": 3})
+    assert inert(plan) == ["WF-K052"]
+    with host.session(pipe, plan) as session, torch.no_grad():
+        session.pipe(**models.call(num_inference_steps=steps))
+    assert session.report["effective"]["firstblock"]["state"] == "inert"
+    assert [warning["code"] for warning in session.report["warnings"]] == codes

@@ -767,29 +767,31 @@ def test_what_raises_in_a_cache_itself_leaves_nothing(host, base, cache, method,
 
 
 @each
-@pytest.mark.parametrize("frozen", [False, True], ids=["weights", "input"])
-def test_no_gradient_is_cut_off(host, cache, frozen):
-    """Weights as a checkpoint's are loaded, in evaluation mode, or a latent that is to be changed: what a backward pass
-    needs is computed, and told.
+@pytest.mark.parametrize("wanted", ["weight", "hidden_states", "encoder_hidden_states"])
+@pytest.mark.parametrize("opened", [True, False], ids=["on", "off"])
+def test_no_gradient_is_cut_off(host, cache, wanted, opened):
+    """Weights as a checkpoint's are loaded, in evaluation mode, or a latent or a text that is to be changed, in a run
+    that was begun with gradients or without: what a backward pass needs is computed, and told.
     """
-    model = models.w().requires_grad_(not frozen)
+    model = models.w().requires_grad_(False)
+    if wanted == "weight":
+        model.blocks[-1].ffn.net[2].requires_grad_(True)
 
     def gradient(model):
         inputs = models.w_inputs(seed=3)
-        latent = inputs["hidden_states"].requires_grad_(frozen)
-        wanted = latent if frozen else model.get_parameter("blocks.1.ffn.net.2.weight")
+        to = model.blocks[-1].ffn.net[2].weight if wanted == "weight" else inputs[wanted].requires_grad_()
         with torch.enable_grad():
             for timestep in STEPS[:-1]:
                 with model.cache_context("cond"):
-                    output = model(
-                        **{**inputs, **models.w_inputs(seed=3, timestep=timestep), "hidden_states": latent}
-                    )[0]
-            (found,) = torch.autograd.grad(output.square().mean(), [wanted])
+                    output = model(**{**inputs, "timestep": models.w_inputs(timestep=timestep)["timestep"]})[
+                        0
+                    ]
+            (found,) = torch.autograd.grad(output.square().mean(), [to])
         return output.detach(), found
 
     plain = gradient(model)
     with host.session(model, REQUESTS[cache]) as session:
-        with torch.enable_grad(), session.run(timesteps=STEPS):
+        with torch.set_grad_enabled(opened), session.run(timesteps=STEPS):
             ours = gradient(session.model)
         assert skips(session) == 0
         assert "gradients are recorded" in json.dumps(session.report["fallbacks"])

@@ -120,6 +120,11 @@ def test_a_sum_is_shown_as_what_it_comes_to_and_names_all_that_it_adds() -> None
     assert Condition.parse(two).judge(FACTS.with_(run__a=1, run__b=1), {}).missing == ("run.c",)
 
 
+def test_a_sum_that_no_number_can_be_is_no_number() -> None:
+    condition = Condition.parse({"sum": [{"fact": "run.scale"}, 10**400], "lt": 3, "reason": "r"})
+    assert condition.judge(Facts.of({"run.scale": 5.0}, "test"), {}).state == "unmet"
+
+
 def test_a_sum_comes_back_from_json() -> None:
     data = {"sum": [{"option": "size"}, 3], "le": {"sum": [{"fact": "model.heads"}, -1]}, "reason": "r."}
     condition = Condition.parse(data)

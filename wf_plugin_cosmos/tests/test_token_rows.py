@@ -172,3 +172,16 @@ def test_compiled_blocks_take_rows_in_one_graph(tiny: SimpleNamespace) -> None:
     eager = run(tiny.open(model, claims=claims, owner="mine"), call)
     assert torch.equal(run(opened, call), eager)
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+def test_a_hook_on_the_norm_of_the_head_runs(kind: str, case: SimpleNamespace, tiny: SimpleNamespace) -> None:
+    opened = tiny.open(tiny.copy(case.model), "stack", claims={"time_embedding": distinct})
+    seen: list[Any] = []
+    norm = opened.components["transformer"].norm_out
+    getattr(norm, f"register_{kind}_hook")(lambda *given: seen.append(given))
+    ours = run(opened, case.call)
+    assert len(seen) == 1 and seen[0][1][0].shape[1] == TOKENS
+    assert float((ours - case.stock).norm() / case.stock.norm()) <= (
+        1e-6 if case.dtype is torch.float32 else 2e-2
+    )

@@ -109,9 +109,11 @@ def with_masks(
 
 
 def norm_out(norm: Any, x: torch.Tensor, embedded: Row, temb: Row) -> torch.Tensor:
-    """The modulated norm of the head on x ``[B, L, D]``; by the stock module, but on rows that tokens share."""
-    if not isinstance(embedded, TokenRows):
-        out: torch.Tensor = norm(x, embedded, temb)
+    """The modulated norm of the head on x ``[B, L, D]``; by the stock module, but on rows that tokens share, which are
+    written out for it where it has hooks.
+    """
+    if not isinstance(embedded, TokenRows) or norm._forward_hooks or norm._forward_pre_hooks:
+        out: torch.Tensor = norm(x, dense(embedded), dense(temb))
         return out
     assert isinstance(temb, TokenRows)
     rows = norm.linear_2(norm.linear_1(norm.activation(embedded.values)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -64,7 +65,13 @@ class RootCalls:
             else text,  # a pair: the image tokens are the same in both branches
             self._grid(named["hidden_states"]),
             compute,
+            gradients=torch.is_grad_enabled() and self._differentiable(named),
         )
+
+    def _differentiable(self, named: Mapping[str, Any]) -> bool:
+        """Whether a weight or an argument takes a gradient."""
+        tensors = itertools.chain(self._root.parameters(), _tensors_in(named))
+        return any(tensor.requires_grad for tensor in tensors)
 
     def _through_seams(self, named: Mapping[str, Any]) -> Any:
         arguments = dict(named)
@@ -78,6 +85,17 @@ class RootCalls:
 def _sample(forward: Callable[..., Any], root: Any, arguments: Mapping[str, Any]) -> Any:
     """The end of the chain: the stock (or open) forward."""
     return forward(root, **arguments, return_dict=False)[0]
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an argument, which may be a list or a mapping of them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors_in(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors_in(part)
 
 
 def _namespace(stock: Any) -> Mapping[str, Any]:

@@ -69,7 +69,10 @@ class Sum:
         """Whether all that is added is known, and the sum."""
         values = [part.find(facts, options)[1] if isinstance(part, Ref) else part for part in self.parts]
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        return not self.missing(facts), sum(values) if numbers else None
+        try:
+            return not self.missing(facts), sum(values) if numbers else None
+        except OverflowError:  # a whole number that no float is near to
+            return not self.missing(facts), None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

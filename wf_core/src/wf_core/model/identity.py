@@ -30,7 +30,8 @@ class Step:
 
     ``index`` counts solver steps from 0 over all experts; ``total`` is the number of solver steps (0: unknown).
     ``timestep`` is the tensor that the transformer was given, ``[B]``, per token ``[B, L]`` or per frame
-    ``[B, 1, T, 1, 1]``. ``grid`` is the token grid (frames, height, width) after patching.
+    ``[B, 1, T, 1, 1]``. ``grid`` is the token grid (frames, height, width) after patching. ``gradients`` says whether a
+    backward pass could go through the call, as far as the family tells.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Step:
     source: str
     timestep: torch.Tensor
     grid: tuple[int, int, int]
+    gradients: bool = False
 
     @property
     def ambiguous(self) -> bool:
@@ -86,12 +88,17 @@ class IdentityTracker:
             self._index += 1
 
     def resolve(
-        self, expert: str, timestep: torch.Tensor, conditioning: torch.Tensor, grid: tuple[int, int, int]
+        self,
+        expert: str,
+        timestep: torch.Tensor,
+        conditioning: torch.Tensor,
+        grid: tuple[int, int, int],
+        gradients: bool = False,
     ) -> Step:
         """The place of one call; counts the source that it was told by."""
         index, total, branch, source = self._place(timestep, conditioning)
         self.sources[source] = self.sources.get(source, 0) + 1
-        return Step(index, total, branch, expert, source, timestep, grid)
+        return Step(index, total, branch, expert, source, timestep, grid, gradients)
 
     def summary(self) -> str:
         """The report's ``identity``: the sources used, the ambiguous one first."""

@@ -55,10 +55,13 @@ class Wiring:
         conditioning: torch.Tensor,
         grid: tuple[int, int, int],
         compute: Callable[[], Any],
+        gradients: bool = False,
     ) -> Any:
-        """Run one transformer call with its identity known; counted per expert and branch."""
+        """Run one transformer call with its identity known; counted per expert and branch. ``gradients``: whether a
+        backward pass could go through it.
+        """
         run = self._open_run()
-        step = run.identity.resolve(expert, timestep, conditioning, grid)
+        step = run.identity.resolve(expert, timestep, conditioning, grid, gradients)
         run.count_call(step)
         self._step = step
         try:

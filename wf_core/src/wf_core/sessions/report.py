@@ -6,6 +6,7 @@ import json
 from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from wf_core.facts.run import with_derived
 from wf_core.kinds.caching.runtime import FeatureCache
 from wf_core.resolving.judging import INERT
 from wf_core.sessions.evidence import EFFECTIVE, PARTIAL, PENDING, state_of
@@ -74,13 +75,20 @@ def run_report(
     """The report of a run that has ended, in whatever way.
 
     ``begun`` are the techniques that took part, ``evidence`` what each shows beside its counters; a feature that did
-    not begin is pending. That a feature would do nothing is no warning any more where it did something.
+    not begin is pending. That a feature would do nothing is no warning any more where it did something, or where the
+    run was another than the plan was asked about: what is so in this one, the features say by their fallbacks.
     """
     effective = {
         feature.name: _effective(feature, run, evidence.get(feature.name)) for feature in plan.features
     }
     worked = {name for name, claim in effective.items() if claim["state"] in (EFFECTIVE, PARTIAL)}
-    warnings = [w for w in plan.warnings if w.level != INERT or _warned_of(w, effective) not in worked]
+    facts = with_derived(run.view.facts)
+    as_planned = all(value == facts.get(name) for name, value, _ in plan.facts_used if name.startswith("run."))
+    warnings = [
+        warning
+        for warning in plan.warnings
+        if warning.level != INERT or (as_planned and _warned_of(warning, effective) not in worked)
+    ]
     return Report(
         {
             **pending_report(plan, versions),

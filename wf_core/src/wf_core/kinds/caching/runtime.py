@@ -101,7 +101,7 @@ class FeatureCache(Technique, ABC):
             decision = Decision(True, Reason.AMBIGUOUS)
         else:
             decision = state.decide(step, value)
-            reason = "" if decision.compute else self._why_not(state, value)
+            reason = "" if decision.compute else self._why_not(state, step, value)
             if reason:
                 state.forced(step)
                 decision = Decision(True, reason, decision.metric)
@@ -145,11 +145,13 @@ class FeatureCache(Technique, ABC):
         self.record(step, decision)
         return output
 
-    def _why_not(self, state: CacheState, value: Any) -> str:
+    def _why_not(self, state: CacheState, step: Step, value: Any) -> str:
         """Why a call that the rule would skip is computed; "" where nothing speaks against it."""
+        import torch
+
         run, _ = self.now()
-        recorded = _records_gradients(value, trained=bool(run.facts.get("run.grad_enabled")))
-        return Reason.GRADIENTS if recorded else state.ready(value)
+        trained = torch.is_grad_enabled() and bool(run.facts.get("run.grad_enabled"))
+        return Reason.GRADIENTS if step.gradients or trained else state.ready(value)
 
     def _leave_experts(self, run: RunView, step: Step) -> None:
         """An expert that runs no more in this run needs its tensors no more."""
@@ -158,13 +160,3 @@ class FeatureCache(Technique, ABC):
         to_come = {step.expert, *run.experts[step.index :]}
         for key in [key for key in self._states if key[0] not in to_come]:
             del self._states[key]
-
-
-def _records_gradients(value: Any, *, trained: bool) -> bool:
-    """Whether a backward pass could go through a call: by the weights, or by what the seam is given."""
-    import torch
-
-    if not torch.is_grad_enabled():
-        return False
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,)
-    return trained or any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts)
