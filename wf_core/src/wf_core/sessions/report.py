@@ -83,7 +83,9 @@ def run_report(
     }
     worked = {name for name, claim in effective.items() if claim["state"] in (EFFECTIVE, PARTIAL)}
     facts = with_derived(run.view.facts)
-    as_planned = all(value == facts.get(name) for name, value, _ in plan.facts_used if name.startswith("run."))
+    as_planned = all(
+        value == facts.get(name) for name, value, _ in plan.facts_used if name.startswith("run.")
+    )
     warnings = [
         warning
         for warning in plan.warnings
