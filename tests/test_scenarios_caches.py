@@ -766,9 +766,17 @@ def test_what_raises_in_a_cache_itself_leaves_nothing(host, base, cache, method,
             assert (cache, method) in NOT_CALLED
 
 
-@each
-@pytest.mark.parametrize("wanted", ["weight", "hidden_states", "encoder_hidden_states"])
-@pytest.mark.parametrize("opened", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize(
+    ("cache", "wanted", "opened"),
+    [
+        *((cache, "weight", False) for cache in OF_A_TRANSFORMER),
+        *(
+            (cache, wanted, opened)
+            for cache in ("taylorseer", "firstblock", "easycache")
+            for wanted, opened in (("hidden_states", True), ("encoder_hidden_states", False))
+        ),
+    ],
+)
 def test_no_gradient_is_cut_off(host, cache, wanted, opened):
     """Weights as a checkpoint's are loaded, in evaluation mode, or a latent or a text that is to be changed, in a run
     that was begun with gradients or without: what a backward pass needs is computed, and told.

@@ -379,13 +379,13 @@ def test_tensors_die_with_the_run(fails):
     driver = start(8, **TWO)
     for index in range(2):
         driver.call(index, total=8)
-    if fails:
+    gone = [weakref.ref(tensor) for tensor in driver.cache.held_tensors()]
+    if fails:  # what it kept is dropped by the failure alone
         driver.blocks[2] = lambda x: 1 / 0
         with pytest.raises(ZeroDivisionError):
             driver.call(3, total=8)
-        assert len(list(driver.cache.held_tensors())) == 3, "the signal of the call that failed, too"
-    gone = [weakref.ref(tensor) for tensor in driver.cache.held_tensors()]
-    driver.cache.end()
+    else:
+        driver.cache.end()
     driver.signal = None
     gc.collect()
     assert gone
