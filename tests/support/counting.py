@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -28,3 +31,17 @@ class BlockCalls:
 
     def _seen(self, *_: object) -> None:
         self.count += 1
+
+
+def graphs_of_compiled(blocks: Iterable[nn.Module]) -> list[Any]:
+    """Compiles each block whole, to run as it is traced; the graphs that are made from now on are put into the list."""
+    torch.compiler.reset()
+    graphs: list[Any] = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    for block in blocks:
+        block.compile(backend=keep, fullgraph=True)
+    return graphs

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from support.counting import graphs_of_compiled
+
 KINDS = ("p1", "p2", "p2.5", "transfer")
 DTYPES = (torch.float32, torch.bfloat16)
 SEAMS = (
@@ -193,14 +195,6 @@ def test_compiled_blocks_share_one_graph_and_their_bits(tiny: SimpleNamespace) -
     """More blocks than torch's recompile limit: a block must not be compiled anew because it is another block."""
     model, call = tiny.model("p2", num_layers=10), tiny.call("p2")
     opened = tiny.open(model, claims={"attention": lambda inner, site, *args: inner(*args)})
-    torch.compiler.reset()
-    graphs: list[Any] = []
-
-    def keep(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    for block in opened.components["transformer"].transformer_blocks:
-        block.compile(backend=keep, fullgraph=True)
+    graphs = graphs_of_compiled(opened.components["transformer"].transformer_blocks)
     assert torch.equal(run_once(opened, call), model(**call)[0])
     assert len(graphs) == 1

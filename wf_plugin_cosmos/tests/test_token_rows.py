@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.counting import graphs_of_compiled
 from wf_core.api import TokenRows
 
 KINDS = ("p1", "p2", "p2.5", "transfer")
@@ -160,15 +161,7 @@ def test_compiled_blocks_take_rows_in_one_graph(tiny: SimpleNamespace) -> None:
 
     claims = {"time_embedding": distinct, "norm_modulate": through, "gated_residual": through}
     opened = tiny.open(model, claims=claims, owner="mine")
-    torch.compiler.reset()
-    graphs: list[Any] = []
-
-    def keep(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    for block in opened.components["transformer"].transformer_blocks:
-        block.compile(backend=keep, fullgraph=True)
+    graphs = graphs_of_compiled(opened.components["transformer"].transformer_blocks)
     eager = run(tiny.open(model, claims=claims, owner="mine"), call)
     assert torch.equal(run(opened, call), eager)
     assert len(graphs) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.counting import graphs_of_compiled
 from wf_core.api import Site, Technique
 from wf_core.testing import host_of
 from wf_plugin_hunyuan.stock import blocks_of
@@ -332,14 +333,7 @@ def test_compiled_blocks_share_their_graphs_and_bits(tiny: SimpleNamespace) -> N
     model, call = tiny.model("replace", num_layers=3, num_single_layers=1), tiny.call("replace")
     through = {seam: lambda inner, site, *args: inner(*args) for seam in ("branch", "norm_modulate", "rope")}
     opened = tiny.open(model, claims=through)
-    torch.compiler.reset()
-    graphs: list[Any] = []
-
-    def keep(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    for block, _, _ in [*blocks_of(opened.components["transformer"])][1:]:
-        block.compile(backend=keep, fullgraph=True)
+    blocks = [block for block, _, _ in blocks_of(opened.components["transformer"])]
+    graphs = graphs_of_compiled(blocks[1:])
     assert torch.equal(opened.once(call), model(**call)[0])
     assert len(graphs) == 2

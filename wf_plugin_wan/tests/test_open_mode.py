@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers.models.transformers import transformer_wan
 
+from support.counting import graphs_of_compiled
 from wf_plugin_wan import open_attention
 
 KINDS = ("t2v", "i2v", "ti2v", "vace")
@@ -237,14 +238,6 @@ def test_compiled_blocks_share_one_graph_and_their_bits(seam: str, tiny: SimpleN
     """More blocks than torch's recompile limit: a block must not be compiled anew because it is another block."""
     model, call = tiny.model("t2v", num_layers=10), tiny.call("t2v")
     opened = tiny.open(model, claims={seam: lambda inner, site, *args: inner(*args)})
-    torch.compiler.reset()
-    graphs: list[Any] = []
-
-    def keep(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    for block in opened.components["transformer"].blocks:
-        block.compile(backend=keep, fullgraph=True)
+    graphs = graphs_of_compiled(opened.components["transformer"].blocks)
     assert torch.equal(run_once(opened, call), model(**call)[0])
     assert len(graphs) == 1
